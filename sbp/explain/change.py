@@ -116,8 +116,7 @@ def tried(
 def _replaces(accepted: Change, other: Change) -> bool:
     """Whether an accepted change makes another one needless: a larger one, or another change of the
     same pins, where there are several."""
-    same = len(other.pinned) > 1 and other.pinned == accepted.pinned
-    return same or other.instead is accepted
+    return other.instead is accepted or (len(other.pinned) > 1 and other.pinned == accepted.pinned)
 
 
 def help_with_price(

@@ -50,17 +50,16 @@ def arrives(fault: BlamedFault, node: Node) -> str:
     reduce."""
     shown, made = fault.names.operand_names(node), fault.made
     n = fault.request.mesh.sizes[fault.position]
-    told, partial = dict[str, None](), dict[str, None]()
+    users = {i: [operand_code(fault.names, node, i, c) for c in made[i]] for i in made}
+    texts = {i: f"{shown[i]} is {atoms_text(codes)}" for i, codes in users.items()}
     for i, codes in made.items():
-        users = [operand_code(fault.names, node, i, code) for code in codes]
-        text = f"{shown[i]} is {atoms_text(users)}"
-        dim = codes[0] - 1 if len(codes) == 1 else -1
-        size = fault.request.graph.aval(node.inputs[i]).shape[dim] if dim >= 0 else n
-        if size < n:
-            return f"{text}, but its dim {users[0] - 1} of size {size} is shorter than {n} devices"
-        told[text] = None
-        if left(codes) == "partial":
-            partial[shown[i]] = None
+        if len(codes) == 1 and codes[0] > 0:
+            size = fault.request.graph.aval(node.inputs[i]).shape[codes[0] - 1]
+            if size < n:
+                short = f"its dim {users[i][0] - 1} of size {size} is shorter than {n} devices"
+                return f"{texts[i]}, but {short}"
+    told = dict.fromkeys(texts.values())
+    partial = dict.fromkeys(shown[i] for i, codes in made.items() if left(codes) == "partial")
     if len(fault.found.sink) == 1:
         text = f"{', '.join(told)} here, which {node.name} does not take"
     elif len(told) == 1:
@@ -257,10 +256,9 @@ _FORBIDS: Mapping[str, str] = {
 
 def budget_notes(fault: BlamedFault) -> Iterator[str]:
     """The budgets that are to blame."""
-    numbers = fault.found.budgets
-    for number in numbers:
+    for number in fault.found.budgets:
         yield f"the budget: {fault.request.budgets[number]}"
-    if len(numbers) > 1:
+    if len(fault.found.budgets) > 1:
         yield "sbp looked for a larger size only in the first of these budgets"
 
 
@@ -379,8 +377,8 @@ def _diagnosis(request: Request, limits: DiagnosisLimits) -> Diagnosis:
     checker = Checker(request, rlimit=limits.solver_resources)
     same: dict[Any, list[CheckResult]] = {}
     without: set[tuple[str, str]] = set()
-    found, stuck = checker.check(), False
-    while found.status == "unsat" and len(same) < 3 * limits.faults and not stuck:
+    found = checker.check()
+    while found.status == "unsat" and len(same) < 3 * limits.faults:
         names = {budget_literal(number) for number in found.budgets}
         to_blame = (
             {(axis, name) for axis in request.mesh.names for name in names}
@@ -390,11 +388,10 @@ def _diagnosis(request: Request, limits: DiagnosisLimits) -> Diagnosis:
         place = _key(found)
         known = (k for k in same if k[0] == place and any(_is_related(f, found) for f in same[k]))
         same.setdefault(next(known, (place, found.mesh_axis)), []).append(found)
-        # With nothing left to leave out, the checker would find the same fault for ever.
-        stuck = to_blame <= without
-        if not stuck:
-            without |= to_blame
-            found = checker.check(without)
+        if to_blame <= without:
+            break  # with nothing left to leave out, the checker would find the same fault for ever
+        without |= to_blame
+        found = checker.check(without)
     return Diagnosis(
         request=request,
         checker=checker,
@@ -455,7 +452,6 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
         shown = found.helps[: limits.shown - len(last)]
         unshown = found.unshown + len(found.helps) - len(shown)
         found = replace(found, helps=(*shown, *last), unshown=unshown)
-    limited = limit_notes(fault, found, len(near) - limits.rows)
     return Diagnostic(
         code=code,
         severity="error",
@@ -463,7 +459,7 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
         labels=_labels(fault, node, text),
         rule=heading,
         rows=tuple(near[: limits.rows]),
-        notes=(*notes(fault, node), *limited),
+        notes=(*notes(fault, node), *limit_notes(fault, found, len(near) - limits.rows)),
         helps=found.helps,
         scope=scope_of(node),
     )
@@ -472,11 +468,10 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
 def _is_conflict(fault: BlamedFault, node: Node) -> bool:
     """Whether pins conflict that are not on operands of the node itself. Where a partial value
     arrives, a reduction is missing, which is no conflict."""
-    pins = fault.found.pins
-    if len(pins) < 2 or fault.found.sink[0].because.at_region:
-        return len(pins) > 1
+    if len(fault.found.pins) < 2 or fault.found.sink[0].because.at_region:
+        return len(fault.found.pins) > 1
     return all(c >= 0 for codes in fault.made.values() for c in codes) and not any(
-        fault.direct(node, c) for c in pins
+        fault.direct(node, c) for c in fault.found.pins
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from sbp.annotations import annotate_p
 from sbp.errors import SHOWN, Edit, Help, OptionEdit, SourceEdit, Span
-from sbp.explain.change import Accepted, BlamedFault, Change, HelpKind, Tried, tried
+from sbp.explain.change import Accepted, BlamedFault, Change, Diagnosis, HelpKind, Tried, tried
 from sbp.explain.names import result_code
 from sbp.explain.pin_changes import PinChanges, Placed, insert_pins, set_pins, site_in
 from sbp.explain.relaxations import DEARER
@@ -79,20 +79,19 @@ class Placement:
     def of(self, values: Iterable[Operand]) -> Placed:
         """The places of an annotation of some values that the line reads."""
         placed: Placed = defaultdict(dict), set()
-        nodes = [n for n in self.graph.walk() if not n.in_gradient and self.frame(n) is not None]
+        nodes = [n for n in self.graph.walk() if not n.in_gradient and self.frames(n)]
         for value in values:
             reading = [n for n in nodes if value in n.inputs]
             # Other expressions of a comprehension may read the value, too.
             first = next((n for n in reading if self.line in n.stack), reading[0])
-            number, depth = first.inputs.index(value), self.frame(first)
-            assert depth is not None
-            path = first.stack[: depth + 1]
+            number, frames = first.inputs.index(value), self.frames(first)
+            inner = len(first.stack) - len(frames) + 1
             readers = {first.id} | {
                 n.id
                 for n in nodes
-                if (n.op, len(n.inputs), n.stack[: depth + 1])
-                == (first.op, len(first.inputs), path)
-                and path[-1] not in self.stack(n.inputs[number])
+                if (n.op, len(n.inputs), n.stack[:inner])
+                == (first.op, len(first.inputs), first.stack[:inner])
+                and frames[0] not in self.stack(n.inputs[number])
             }
             for graph in self.graph.graphs():
                 for k, node in enumerate(graph.nodes):
@@ -114,7 +113,7 @@ class Placement:
         maker, (before, after) = self.dataflow.maker(operand), placed
         if self.inserts:
             before[self.start(siblings, reader, maker).id][operand] = None
-        elif maker is not None and self.frame(maker) is not None and isinstance(operand, int):
+        elif maker is not None and self.frames(maker) and isinstance(operand, int):
             after.add(operand)
         else:
             before[siblings[reader].id][operand] = None
@@ -124,16 +123,17 @@ class Placement:
         maker = self.dataflow.maker(operand)
         return maker.stack if maker is not None else ()
 
-    def frame(self, node: Node) -> int | None:
-        """The position of the stack frame that reads the annotated value; None if there is none."""
+    def frames(self, node: Node) -> tuple[Span, ...]:
+        """The frames of a node from the one that reads the annotated value outwards; empty if none
+        reads it."""
         start = self.edit.span if self.inserts else self.line
-        found = (
+        reading = (
             k
             for k, s in enumerate(node.stack)
             if (s.file, s.function) == (self.line.file, self.line.function)
             and (s.line, s.column) >= (start.line, start.column)
         )
-        return next(found, None)
+        return node.stack[next(reading, len(node.stack)) :]
 
     def start(self, siblings: tuple[Node, ...], reader: int, maker: Node | None) -> Node:
         """The first node of the statement that a node belongs to, after what makes the value.
@@ -143,24 +143,21 @@ class Placement:
           reader: the position of the node that reads the value.
           maker: what makes the value.
         """
-        statement, depth = statement_span(self.line), self.frame(siblings[reader])
-        assert depth is not None
-        caller, first = siblings[reader].stack[depth + 1 :], reader
-        while statement is not None and first > 0:
-            node = siblings[first - 1]
-            k = self.frame(node)
-            # By its id: edits of the program, such as dropping another fault's pins, copy nodes.
-            made = maker is not None and node.id == maker.id
-            end = statement.end_line, statement.end_column
-            if (
-                made
-                or k is None
-                or node.stack[k + 1 :] != caller
-                or (node.stack[k].line, node.stack[k].column) >= end
-            ):
-                break
-            first -= 1
-        return siblings[first]
+        statement, frames = statement_span(self.line), self.frames(siblings[reader])
+
+        def is_inside(node: Node) -> bool:
+            own = self.frames(node)
+            return (
+                statement is not None
+                # By its id: edits of the program, such as dropping another pin, copy nodes.
+                and (maker is None or node.id != maker.id)
+                and own != ()
+                and own[1:] == frames[1:]
+                and (own[0].line, own[0].column) < (statement.end_line, statement.end_column)
+            )
+
+        earlier = itertools.takewhile(is_inside, reversed(siblings[:reader]))
+        return [siblings[reader], *earlier][-1]
 
 
 # ---- insertions ---------------------------------------------------------------------------------
@@ -175,25 +172,22 @@ class Insertions(PinChanges):
         Budgets hold for annotations, too."""
         yield from self.moved()
         if not self.fault.found.budgets and users_span(self.node) and not self.node.in_gradient:
-            yield from self.inserted()
+            at_region = self.fault.found.sink[0].because.at_region
+            yield from self.at_region() if at_region else self.inserted()
         yield from self.drops()
 
     def inserted(self) -> Iterator[Change]:
         """Annotations before the line: first on operands that do not fit a row which the other
         operands fit, then on values that enter the line."""
         node, names = self.node, self.fault.names
-        if self.fault.found.sink[0].because.at_region:
-            yield from self.at_region()
-            return
         if node.span == users_span(node):
             rows = self.base.axis_rows(node, self.fault.position)
             wanted = [wrong for wrong in map(self.misfits, rows) if wrong]
             least = min(map(len, wanted), default=0)  # no more annotations than it takes
-            for wrong in wanted:
-                if len(wrong) == least:
-                    yield from self.insertion(
-                        {node.inputs[i]: (names.read(node, i), c) for i, c in wrong.items()}
-                    )
+            for wrong in (w for w in wanted if len(w) == least):
+                yield from self.insertion(
+                    {node.inputs[i]: (names.read(node, i), c) for i, c in wrong.items()}
+                )
         for value in self.entering():
             name = names.entering(value, node, alone=True)
             if name and reads(users_span(node), name):
@@ -217,31 +211,27 @@ class Insertions(PinChanges):
 
     def at_region(self) -> Iterator[Change]:
         """Annotations of the values that enter a loop or a branch."""
-        names = self.fault.names
         for c, wanted in zip(self.fault.found.sink, self.fault.found.wanted, strict=True):
             value: Operand = c.value
             if value not in self.node.inputs:
                 continue
-            maker, name = names.maker(value), names.value(value)
+            maker, name = self.fault.names.maker(value), self.fault.names.value(value)
             read = SourceRead(name) if name else None
             if c.because.entry is not None and c.because.entry.kind == "predicate":
                 read = first_argument(self.node)
                 while maker and traits_of(maker.op).adapts and maker.span == self.node.span:
                     value = maker.inputs[0]
-                    maker = names.maker(value)
+                    maker = self.fault.names.maker(value)
             if isinstance(value, int):
                 for code in (c for c in self.codes(value) if c in wanted):
                     yield from self.insertion({value: (read, code)})
 
     def entering(self) -> list[int]:
         """The values that bring the pinned types into the line, last ones first."""
-        here, found = users_span(self.node), dict[int, None]()
-        for c in reversed(self.fault.found.equations):
-            if c.node and users_span(c.node) == here:
-                maker = self.fault.names.maker(c.value)
-                if maker is None or users_span(maker) != here:
-                    found[c.value] = None
-        return list(found)
+        here, equations = users_span(self.node), reversed(self.fault.found.equations)
+        read = [c.value for c in equations if c.node and users_span(c.node) == here]
+        makers = {value: self.fault.names.maker(value) for value in read}
+        return [v for v, maker in makers.items() if maker is None or users_span(maker) != here]
 
     def codes(self, value: int) -> list[Code]:
         """The codes that a value may be annotated with: B, and splits of a dim that divides. Under
@@ -373,81 +363,82 @@ Looser = tuple[str, tuple[Edit, ...], Callable[[Request], Request]]
 """A policy that allows more: in words, as edits, and as a change of a program."""
 
 
-def looser_policies(
-    request: Request, found: Blamed, position: int
-) -> tuple[list[Looser], list[Looser]]:
+def looser_policies(request: Request, found: Blamed, position: int) -> Iterator[Looser]:
     """The policies that allow more than the one that is to blame, and before them the
     `reduce_dtype` with which a cast needs no conversion. The policy of the program changes on all
-    mesh axes without a policy of their own, another policy on one axis.
-
-    Regions have no names, so two regions with one policy look alike in the program. A region's
-    policy therefore changes only for the line, or in all regions that set it.
+    mesh axes without a policy of their own, another policy on one axis; that of a region changes
+    for the line alone.
 
     Arguments:
       request: the program.
       found: the policy that is to blame.
       position: the position of the mesh axis.
-
-    Returns:
-      The changes; and those for when none of these gives a typing, since they change more than the
-      line of the fault.
     """
-    narrow, wide = list[Looser](), list[Looser]()
     node, blamed, origin = found
     dtype = node and allowing(request.graph, node)
     if dtype and request.reduce_dtype is None:
-        text = f"reduce_dtype=jnp.{dtype}, so that sbp casts each part and sums them in {dtype}"
-        edit = OptionEdit(option="reduce_dtype", value=dtype)
-        narrow.append((text, (edit,), functools.partial(replace, reduce_dtype=dtype)))
+        yield (
+            f"reduce_dtype=jnp.{dtype}, so that sbp casts each part and sums them in {dtype}",
+            (OptionEdit(option="reduce_dtype", value=dtype),),
+            functools.partial(replace, reduce_dtype=dtype),
+        )
     names, own = request.mesh.names, request.axis_policies
-    axis, line = names[position], users_span(node) if node else None
-    for policy in POLICIES[: POLICIES.index(blamed)][::-1]:
+    line = users_span(node) if node else None
+    for policy in _looser_than(blamed):
         if origin != "region":
             base, per_axis = policy, own
             if origin == "axis":
-                base = request.boxing
                 each = own or (None,) * len(names)
+                base = request.boxing
                 per_axis = (*each[:position], policy, *each[position + 1 :])
-            edit = OptionEdit(option="boxing", value=boxing_option(base, per_axis, names))
-            change = functools.partial(replace, boxing=base, axis_policies=per_axis)
-            narrow.append((boxing_text(base, per_axis, names), (edit,), change))
-            continue
-        region = under_policy(line, policy, axis) if line else None
-        if region is not None and line is not None:
+            yield (
+                boxing_text(base, per_axis, names),
+                (OptionEdit(option="boxing", value=boxing_option(base, per_axis, names)),),
+                functools.partial(replace, boxing=base, axis_policies=per_axis),
+            )
+        elif line and (region := under_policy(line, policy, names[position])):
             edits, runs = region
-            text = f'put line {line.line} under sbp.policy("{policy}", "{axis}")'
             # The statement, and everything called from it, is in a region of its own.
-            inside = functools.partial(_inside, policy_mark(policy, axis))
-            narrow.append((text, edits, functools.partial(_rescoped, inside, runs)))
-        edits = _policy_edits(request.graph, blamed, policy, axis)
-        if edits:
-            text = f'write "{policy}" instead of "{blamed}" on `{axis}` in every sbp.policy'
-            scope = functools.partial(with_policy, old=blamed, new=policy, axis=axis)
-            wide.append((text, edits, functools.partial(_rescoped, scope, lambda stack: True)))
-    return narrow, wide
+            inside = functools.partial(_inside, policy_mark(policy, names[position]))
+            yield (
+                f'put line {line.line} under sbp.policy("{policy}", "{names[position]}")',
+                edits,
+                functools.partial(_rescoped, inside, runs),
+            )
 
 
-def _policy_edits(graph: Graph, old: Policy, new: Policy, axis: str) -> tuple[SourceEdit, ...]:
-    """Edits of all regions that set a policy on a mesh axis; none where the source does not show
-    all of them.
+def looser_regions(request: Request, old: Policy, axis: str) -> Iterator[Looser]:
+    """The policies that allow more, in all regions that set a policy: for when no change of the
+    line gives a typing. Regions have no names, so two regions with one policy look alike in the
+    program. None where the source does not show all of them.
 
     Arguments:
-      graph: the program.
-      old: the policy of these regions.
-      new: the policy in its place.
+      request: the program.
+      old: the policy that is to blame.
       axis: the mesh axis.
     """
-    concerned = [
-        node
-        for node in graph.walk()
+    stacks = [
+        node.stack
+        for node in request.graph.walk()
         if node.stack and any(p == old and a in ("", axis) for p, a in policies_in(node.scope))
     ]
-    files = dict.fromkeys(span.file for node in concerned for span in node.stack)
-    found = [one for file in files for one in loosened_policies(file, old, new, axis)]
-    shown = all(
-        any(contains(body, span) for body, _ in found for span in node.stack) for node in concerned
-    )
-    return tuple(edit for _, edit in found) if shown else ()
+    files = dict.fromkeys(span.file for stack in stacks for span in stack)
+    for new in _looser_than(old):
+        regions = [one for file in files for one in loosened_policies(file, old, new, axis)]
+        if regions and all(
+            any(contains(body, span) for body, _ in regions for span in stack) for stack in stacks
+        ):
+            scope = functools.partial(with_policy, old=old, new=new, axis=axis)
+            yield (
+                f'write "{new}" instead of "{old}" on `{axis}` in every sbp.policy',
+                tuple(edit for _, edit in regions),
+                functools.partial(_rescoped, scope, lambda stack: True),
+            )
+
+
+def _looser_than(policy: Policy) -> tuple[Policy, ...]:
+    """The policies that allow more than a policy, the nearest first."""
+    return POLICIES[: POLICIES.index(policy)][::-1]
 
 
 def _inside(mark: str, scope: str) -> str:
@@ -605,41 +596,53 @@ def _base(fault: BlamedFault) -> tuple[Request, set[tuple[str, str]]]:
     base, gone = fault.request, set[tuple[str, str]]()
     mine = {(r.mesh_axis, c.name) for r in fault.findings for c in r.pins}
     others = (r for group in fault.diagnosis.groups if group != fault.findings for r in group)
-    for other in others:
-        position = base.mesh.names.index(other.mesh_axis)
-        for c in other.pins:
-            if (other.mesh_axis, c.name) not in mine | gone:
-                site = site_in(base, c.site)
-                base = set_pins(base, [(site, {position: None})] if site else []) or base
-                gone.add((other.mesh_axis, c.name))
+    for axis, c in ((r.mesh_axis, c) for r in others for c in r.pins):
+        if (axis, c.name) not in mine | gone:
+            site, position = site_in(base, c.site), base.mesh.names.index(axis)
+            base = set_pins(base, [(site, {position: None})] if site else []) or base
+            gone.add((axis, c.name))
     return base, gone
 
 
 def _by_policy(fault: BlamedFault, base: Request, plans: int) -> list[Tried]:
     """Policies that allow more, first with all faults in the program, then without the others; in a
-    large program the first that gives a typing.
+    large program the first that gives a typing. Those of all regions are tried where no other gives
+    one, since they change more than the line of the fault.
 
     Arguments:
       fault: the fault.
       base: the program without the pins of its other faults.
       plans: the most plans.
     """
-    diagnosis, tries = fault.diagnosis, list[Tried]()
-    several, found = len(diagnosis.groups) > 1, policy_to_blame(fault.request, fault.found)
-    for loosers in looser_policies(fault.request, found, fault.position) if found else ():
-        changes = list[Change]()
-        for text, edits, change in loosers:
-            make = functools.partial(diagnosis.under_policy, text, change)
-            clears = text + CLEARS_ALL if several else text
-            whole = Change(text=clears, edits=edits, make=make, kind="policy")
-            changes.append(whole)
-            if several:
-                part = functools.partial(lambda change: best_program(change(base)), change)
-                changes.append(replace(whole, text=text, make=part, instead=whole))
-        if not any(t.accepted for t in tries):
-            helps = 1 if diagnosis.limits.is_large(diagnosis.request.size) else None
-            tries.append(tried(changes, plans=plans, helps=helps, plan=lambda program: program))
+    diagnosis, found = fault.diagnosis, policy_to_blame(fault.request, fault.found)
+    if found is None:
+        return []
+    helps = 1 if diagnosis.limits.is_large(diagnosis.request.size) else None
+
+    def attempt(loosers: Iterator[Looser]) -> Tried:
+        changes = [one for looser in loosers for one in _policy_changes(diagnosis, base, looser)]
+        return tried(changes, plans=plans, helps=helps, plan=lambda program: program)
+
+    _, policy, origin = found
+    tries = [attempt(looser_policies(fault.request, found, fault.position))]
+    if origin == "region" and not tries[0].accepted:
+        tries.append(attempt(looser_regions(fault.request, policy, fault.axis)))
     return tries
+
+
+def _policy_changes(diagnosis: Diagnosis, base: Request, looser: Looser) -> Iterator[Change]:
+    """A policy of the whole program, then of the program without its other faults."""
+    text, edits, change = looser
+    several = len(diagnosis.groups) > 1
+    whole = Change(
+        text=text + CLEARS_ALL if several else text,
+        edits=edits,
+        make=functools.partial(diagnosis.under_policy, text, change),
+        kind="policy",
+    )
+    yield whole
+    if several:
+        yield replace(whole, text=text, make=lambda: best_program(change(base)), instead=whole)
 
 
 def _rank(fault: BlamedFault, node: Node, accepted: Accepted) -> RankedHelp:

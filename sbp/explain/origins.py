@@ -233,19 +233,17 @@ class Origins:
         fed = self.names.entries.get(operand) if isinstance(operand, int) else None
         return fed is not None and fed[1].kind == "carry"
 
-    def chain(self, value: int, position: int) -> tuple[Link, ...]:
+    def chain(self, value: int, position: int) -> Iterator[Link]:
         """The links of a value, its own first.
 
         Arguments:
           value: the value.
           position: the position of the mesh axis.
         """
-        links = list[Link]()
         for v in self._values(value, position):
             for link in self._step(v, position)[0]:
                 partners = tuple(self._partners(link, position))
-                links.append(replace(link, partners=partners, passes=link.passes and not partners))
-        return tuple(links)
+                yield replace(link, partners=partners, passes=link.passes and not partners)
 
     def _values(self, value: int, position: int) -> Iterator[int]:
         """A value and those that its atom comes from; the program makes each before the one in

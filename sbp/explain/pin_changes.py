@@ -113,12 +113,11 @@ def pin_boundary(
     request: Request, kind: Literal["input", "output"], position: int, wanted: Wanted
 ) -> Request:
     """The request with another type asked of one input or output."""
-    demand = request.demand
-    given = demand.inputs if kind == "input" else demand.outputs
+    given = request.demand.inputs if kind == "input" else request.demand.outputs
     codes = wanted_codes(given[position] or (None,) * len(request.mesh.names), wanted)
     free = all(c is None for c in codes)
     asked = tuple(t if i != position else None if free else codes for i, t in enumerate(given))
-    return replace(request, demand=replace(demand, **{f"{kind}s": asked}))
+    return replace(request, demand=replace(request.demand, **{f"{kind}s": asked}))
 
 
 def insert_pins(
@@ -524,11 +523,10 @@ class PinChanges:
         """Pins dropped, or left free on the fault's mesh axis; without edits where the source does
         not show the pin. The edits are made in the source and the options as they are, not as they
         are in `base`."""
-        request, names = self.fault.request, self.base.mesh.names
         for pin, site in self.sites_of(self.fault.found.pins):
             several, smaller = sum(c is not None for c in site.codes) > 1, None
             drop = functools.partial(
-                without_pins, request, site, base=self.base, where=self.where(site)
+                without_pins, self.fault.request, site, base=self.base, where=self.where(site)
             )
             if several or not site.span:
                 smaller = replace(
@@ -539,7 +537,7 @@ class PinChanges:
             if several or site.span:
                 yield replace(
                     drop(),
-                    without=frozenset((axis, pin.name) for axis in names),
+                    without=frozenset((axis, pin.name) for axis in self.base.mesh.names),
                     instead=smaller,
                 )
 

@@ -68,11 +68,9 @@ def gathered_matrices(program: Program) -> tuple[Diagnostic, ...]:
         source, target = planned.box.source, planned.box.target
         pairs = zip(program.mesh.names, source.codes, target.codes, strict=True)
         over = " and ".join(f"`{name}`" for name, have, take in pairs if have > 0 and take == 0)
-        if not over or planned.bytes_per_device <= NOTED_BYTES:
-            continue
         shape, sent = shape_text(program.graph.avals[source.value]), planned.bytes_per_device
         label = f"takes {shape} whole, so sbp gathers it on {over}: {bytes_text(sent)} per device"
-        for node in _taking_whole(planned):
+        for node in _taking_whole(planned) if over and sent > NOTED_BYTES else ():
             what, at = f"{node.name} `{source_text(node.span)}`", node.span
             note = Diagnostic(
                 code="gathered-matrix",
@@ -95,16 +93,14 @@ def _taking_whole(planned: PlannedBox) -> Iterator[Node]:
     Arguments:
       planned: the conversion that gathers it.
     """
-    target = planned.box.target
-    whole = {target}
+    whole = {planned.box.target}
     for i in planned.block.instructions:
-        if not isinstance(i, Apply) or whole.isdisjoint(i.ins):
-            continue
-        traits = traits_of(i.node.op)
-        if traits.whole:
-            yield i.node
-        elif traits.elementwise or traits.moves:
-            whole.update(r for r in i.outs if r.codes == target.codes)
+        if isinstance(i, Apply) and not whole.isdisjoint(i.ins):
+            traits = traits_of(i.node.op)
+            if traits.whole:
+                yield i.node
+            elif traits.elementwise or traits.moves:
+                whole.update(r for r in i.outs if r.codes == planned.box.target.codes)
 
 
 # ---- costly annotations -------------------------------------------------------------------------
@@ -181,27 +177,21 @@ def _dearest_first(request: Request, program: Program, dear: Sequence[PinSite]) 
       dear: the annotations without which a choice of types was cheaper.
     """
     whole = best_program(request) if dear else None  # a plan counts the reuse of conversions
-    alone = [(best_program(drop_pins(request, site)), site) for site in dear]
-    ranked = sorted(
-        ((p.cost.seconds, n, p, site) for n, (p, site) in enumerate(alone) if p is not None),
-        key=lambda one: one[:2],
-    )
+    alone = ((best_program(drop_pins(request, site)), site) for site in dear)
+    planned = [(p, site) for p, site in alone if p is not None]
     found: list[Diagnostic] = []
-    for _, _, without, site in ranked:
-        assert whole is not None
+    for without, site in sorted(planned, key=lambda one: one[0].cost.seconds):
         if found:
             without = best_program(drop_pins(request, site))
-        if without is None or without.cost.seconds > DEARER * whole.cost.seconds:
-            continue
-        if _matters(program, whole.cost.seconds, without):
+        if whole and without and _matters(program, whole.cost.seconds, without):
             found.append(_costly(request, site, whole, without, dearer=len(found)))
             request, whole = drop_pins(request, site), without
     return found
 
 
 def _matters(program: Program, whole: float, without: Program) -> bool:
-    """Whether the cost of an annotation is large enough to be reported: a tenth of a plan may be a
-    microsecond.
+    """Whether an annotation is costly, and its cost large enough to be reported: a tenth of a plan
+    may be a microsecond.
 
     Arguments:
       program: the plan.
@@ -209,8 +199,9 @@ def _matters(program: Program, whole: float, without: Program) -> bool:
       without: the plan without the annotation.
     """
     sent, left = program.cost.bytes_per_device, without.cost.bytes_per_device
-    return whole - without.cost.seconds >= FLOOR_SECONDS or (
-        sent > NOTED_BYTES and left <= DEARER * sent
+    return without.cost.seconds <= DEARER * whole and (
+        whole - without.cost.seconds >= FLOOR_SECONDS
+        or (sent > NOTED_BYTES and left <= DEARER * sent)
     )
 
 
@@ -367,12 +358,12 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         text, span = _held_text(names, least, value, codes), _line(names, value)
         if text in notes or -size < FILLS * peak or len(notes) == SHOWN:
             rest.append(-size)
-            continue
-        notes[text] = None
-        if span and span not in labels:
-            labels[span] = Label(
-                span=span, text=f"{bytes_text(-size)} per device", primary=not labels
-            )
+        else:
+            notes[text] = None
+            if span and span not in labels:
+                labels[span] = Label(
+                    span=span, text=f"{bytes_text(-size)} per device", primary=not labels
+                )
     if rest:
         size = bytes_text(sum(rest))
         notes[f"{counted(len(rest), 'more value')}: {size} per device in all"] = None
@@ -500,8 +491,7 @@ def _splits(shape: tuple[int, ...], codes: Codes, mesh: MeshSpec) -> Iterator[tu
       mesh: the mesh.
     """
     for k, n in enumerate(mesh.sizes):
-        local = local_shape(shape, codes, mesh.sizes)
-        for dim, size in enumerate(local):
+        for dim, size in enumerate(local_shape(shape, codes, mesh.sizes)):
             if n > 1 and codes[k] == 0 and size % n == 0 and size:
                 yield k, tuple(1 + dim if i == k else c for i, c in enumerate(codes))
 

@@ -235,10 +235,9 @@ class Subjects:
 
     def boundary(self) -> list[Subject]:
         """The inputs and the outputs of the program that have names."""
-        graph = self.graph
         sides: tuple[tuple[SubjectKind, Sequence[Operand], Sequence[str]], ...] = (
-            ("input", graph.inputs, graph.input_names),
-            ("output", graph.outputs, self.output_names),
+            ("input", self.graph.inputs, self.graph.input_names),
+            ("output", self.graph.outputs, self.output_names),
         )
         return [
             Subject(label=name, kind=kind, values=(value,), position=number)
@@ -298,13 +297,12 @@ class Subjects:
                 leaves = not node.is_barrier and any(
                     r is None or r.id not in inside for r in self.readers.get(value, ())
                 )
-                again = node.is_recomputed
                 # In a Python loop only the last turn's value leaves the line: the next turn reads
                 # the others there.
-                if leaves or again or not node.in_gradient:
-                    (repeated if again else made)[key].append(value)
+                if leaves or node.is_recomputed or not node.in_gradient:
+                    (repeated if node.is_recomputed else made)[key].append(value)
                 if leaves:
-                    (repeaters if again else makers).setdefault(key, node)
+                    (repeaters if node.is_recomputed else makers).setdefault(key, node)
         # A gradient without the function's value needs no forward pass of a rematerialised block.
         for key in repeaters.keys() - makers.keys():
             made[key], makers[key] = repeated.pop(key), repeaters[key]

@@ -20,7 +20,6 @@ from sbp.infer.choose import EndCondition
 from sbp.infer.constraints import pin_sites
 from sbp.infer.flow import Place
 from sbp.infer.request import Request
-from sbp.infer.rows import EMPTY
 from sbp.infer.space import (
     Code,
     Codes,
@@ -451,11 +450,10 @@ class _Inquiry:
 
     def is_pinned(self, position: int) -> bool:
         """Whether the user pins the subject itself on a mesh axis."""
-        kind, values = self.subject.kind, self.subject.values
         return any(
-            any(n.outputs[0] in values for n in site.nodes)
-            if kind == "annotation"
-            else (site.source, site.position) == (kind, self.subject.position)
+            any(n.outputs[0] in self.subject.values for n in site.nodes)
+            if self.subject.kind == "annotation"
+            else (site.source, site.position) == (self.subject.kind, self.subject.position)
             for site in pin_sites(self.program.request)
             if site.codes[position] is not None
         )
@@ -475,13 +473,12 @@ class _Inquiry:
         """Other atoms that the value may have on a mesh axis: B, then P where some row makes it so,
         then the splits."""
         value, n = self.subject.values[0], self.program.mesh.sizes[position]
-        shape = self.program.request.graph.avals[value].shape
         splits = [
             1 + d
-            for d, size in enumerate(shape)
+            for d, size in enumerate(self.program.request.graph.avals[value].shape)
             if size >= n and not (self.must_divide and size % n)
         ]
-        monoids = () if self.is_boundary else sorted(self.program.request.native.get(value, EMPTY))
+        monoids = () if self.is_boundary else sorted(self.program.request.native.get(value, ()))
         partial = [-1 - MONOIDS.index(m) for m in monoids]
         return [c for c in (0, *partial, *splits) if c != current]
 
@@ -511,9 +508,8 @@ class _Inquiry:
     def is_type(self, shape: tuple[int, ...], codes: Codes) -> bool:
         """Whether a shape can have a type: its dims are long enough to split, and its partial atoms
         have one monoid."""
-        sizes = self.program.mesh.sizes
-        too_short, monoids = needs_of(shape, (codes,), sizes)
-        is_held = not self.must_divide or is_even(shape, codes, sizes)
+        too_short, monoids = needs_of(shape, (codes,), self.program.mesh.sizes)
+        is_held = not self.must_divide or is_even(shape, codes, self.program.mesh.sizes)
         return is_held and not too_short and len(monoids) <= 1
 
     # ---- origins --------------------------------------------------------------------------------

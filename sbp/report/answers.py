@@ -26,7 +26,7 @@ from sbp.limits import Policy, policies_text
 from sbp.machine.hardware import Network
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost, change_text, place
-from sbp.report.parts import Facts, Page, Part, Section, Table, table, table_of
+from sbp.report.parts import Facts, Page, Part, Section, Table, table, table_of, table_section
 from sbp.report.report import Shown
 from sbp.report.wording import (
     atoms_text,
@@ -167,7 +167,8 @@ def _axis(why: Why, story: AxisStory) -> Section:
     links = without_passing(story.links)
     # The ends of a chain say most.
     order = [*links[: SHOWN_LINKS - 1], *links[-1:], *links[SHOWN_LINKS - 1 : -1]]
-    made = table_of(
+    return table_section(
+        f"on `{story.mesh_axis}` {story.atom}: {verdict(why, story)}",
         links if len(links) <= SHOWN_LINKS else order,
         {
             "value": lambda link: str(link.subject),
@@ -177,9 +178,6 @@ def _axis(why: Why, story: AxisStory) -> Section:
         },
         shown=SHOWN_LINKS,
         rest=lambda left: f"and {counted(len(left), 'more value')} between the last two rows",
-    )
-    return Section(
-        title=f"on `{story.mesh_axis}` {story.atom}: {verdict(why, story)}", parts=(made,)
     )
 
 
@@ -280,7 +278,9 @@ def _conversions(why: Why, mesh: MeshSpec) -> Section:
             title="conversions",
             parts=("none: every operation that reads the value takes this type",),
         )
-    made = table_of(
+    return table_section(
+        f"conversions: {counted(len(why.conversions), 'kind')},"
+        f" {size_text(why.conversions)} per device",
         why.conversions,
         {
             "step": lambda c: ", ".join(s.kind for s in c.steps),
@@ -294,11 +294,6 @@ def _conversions(why: Why, mesh: MeshSpec) -> Section:
         detail=lambda c: conversion_text(why, c),
         shown=SHOWN_CONVERSIONS,
         rest=lambda left: f"and {len(left)} more: {size_text(left)} per device",
-    )
-    return Section(
-        title=f"conversions: {counted(len(why.conversions), 'kind')},"
-        f" {size_text(why.conversions)} per device",
-        parts=(made,),
     )
 
 
@@ -321,7 +316,8 @@ def conversion_text(why: Why, one: ExplainedConversion) -> str:
 def _others(found: Sequence[tuple[Subject, object]]) -> Section:
     """Other values with the same name or line."""
     boundary = {"input": "an input", "output": "an output"}
-    made = table_of(
+    return table_section(
+        "of the same name or line",
         found,
         {
             "value": lambda one: _name(one[0]),
@@ -330,7 +326,6 @@ def _others(found: Sequence[tuple[Subject, object]]) -> Section:
         },
         shown=SHOWN_OTHERS,
     )
-    return Section(title="of the same name or line", parts=(made,))
 
 
 # ---- settings -----------------------------------------------------------------------------------

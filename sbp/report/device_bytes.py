@@ -120,11 +120,12 @@ class LiveBytes:
         self.program, self.names = program, input_names(program)
         self.device = DeviceMemory(program.typing, in_host=False)
         self.uses = InputUses(program)
-        self.last: dict[Register, Phase] = {}
-        for block in blocks(program.block):
-            found = stored_values(block, program.graph.avals, self.device.elements)
-            for register, at in found.last.items():
-                self.last[register] = self.uses.phases.place(block.instructions[at])[1]
+        avals, elements = program.graph.avals, self.device.elements
+        self.last: dict[Register, Phase] = {
+            register: self.uses.phases.place(block.instructions[at])[1]
+            for block in blocks(program.block)
+            for register, at in stored_values(block, avals, elements).last.items()
+        }
         self.kind = functools.cache(self._kind)
         self.fixed: dict[MemoryClass, float] = dict.fromkeys(COLORS, 0.0)
         for number, register in enumerate(program.block.inputs):
@@ -196,13 +197,9 @@ class LiveBytes:
         return replace(
             tensor(self.program, register, name),
             kind=kind,
-            where=_where(maker),
+            where=place_name(maker).where if maker else "",
             bytes_per_device=self.device.size(register),
         )
-
-
-def _where(node: Node | None) -> str:
-    return "" if node is None else place_name(node).where
 
 
 # ---- picture of memory --------------------------------------------------------------------------
@@ -245,7 +242,7 @@ def _caption(program: Program, found: LiveBytes) -> str:
     peak, at, hardware = found.peak, "", program.mesh.hardware.name
     if peak.node is not None:
         phase = "the update" if peak.phase == "update" else f"the {peak.phase} pass"
-        where = _where(peak.node)
+        where = place_name(peak.node).where
         at = f", at {peak.node.name}" + (f" of {where}" if where else "") + f" in {phase}"
     share, limit = peak.total / found.limit, bytes_text(found.limit)
     part = f"{share:.1%} of" if share >= MIN_SHARE else "under 0.1% of"
@@ -450,9 +447,8 @@ def _sent_caption(found: Sequence[ProgramFlows]) -> str:
 def _matrix_drawing(both: tuple[Matrix, Matrix]) -> Board:
     plans = len(both[0].plans)
     block = _CELL * (max(len(m.columns) for m in both) + 1) + _GAP
-    tall = sum(_ROW * (len(m.rows) + 1) + _GAP for m in both) + 20
-    board = Board(_PLACE + block * plans, tall)
     top = 20.0
+    board = Board(_PLACE + block * plans, top + sum(_ROW * (len(m.rows) + 1) + _GAP for m in both))
     for plan, name in enumerate(("this plan", "the other plan") if plans > 1 else ()):
         board.text((_PLACE + block * plan, 12), name, Ink(bold=True))
     for matrix in both:

@@ -2,20 +2,18 @@
 make the values and need them converted, what inputs are (weights, the optimiser's state, or other
 arguments), and the strategy: what each mesh axis is used for, in the names of the field."""
 
-import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import listed, position_text
 from sbp.explain.names import Names
 from sbp.explain.origins import ConversionReason, Origins
 from sbp.explain.subjects import AtomChange, SourcePlace
 from sbp.infer.rows import seen_codes
-from sbp.infer.space import Code, local_shape, to_type
+from sbp.infer.space import Code, local_bytes, to_type
 from sbp.plan.ir import Register, Source
 from sbp.plan.program import Phase, Phases, Program, Send, place, sends, shape_text
 from sbp.report.wording import (
@@ -95,8 +93,7 @@ def tensor(program: Program, source: Source, name: str) -> Tensor:
         global_shape=tuple(aval.shape),
         type=to_type(source.codes, program.mesh),
         local_shape=shape_text(aval, source.codes, program.mesh.sizes),
-        bytes_per_device=math.prod(local_shape(aval.shape, source.codes, program.mesh.sizes))
-        * _jax.itemsize(aval.dtype),
+        bytes_per_device=local_bytes(aval, source.codes, program.mesh.sizes),
     )
 
 
@@ -272,7 +269,6 @@ def _of_conversion(
 ) -> Collective:
     """A collective of a conversion."""
     assert send.planned is not None
-    returned = reason.need.is_returned
     results = [output_name(output_names, n.number) for n in reason.needs if n.is_returned]
     return _collective(
         program,
@@ -280,8 +276,8 @@ def _of_conversion(
         (send.planned.box.target.value,),
         line=_line(reason),
         made=(maker_text(reason),),
-        needed=() if returned else (need_text(reason),),
-        returned=(listed(results, 1),) if returned else (),
+        needed=() if reason.need.is_returned else (need_text(reason),),
+        returned=(listed(results, 1),) if reason.need.is_returned else (),
     )
 
 
@@ -572,24 +568,22 @@ class _Reading:
           roles: those of the products.
         """
         inputs, values = self.uses.graph.inputs, self.program.typing.values
-        weights = self.uses.weights
         stored = {n for n, value in enumerate(inputs) if values[value][k] > 0}
         state = {n for n in range(len(inputs)) if self.uses.class_of(n) == "optimiser"}
         # The weights that products and lookups split, too.
         kept = {n for node, at, n in self.uses.reads if self._taken(node, k)[at] > 0}
-        gathered, held = self._share(stored - kept, weights), self._share(stored, state)
+        gathered, held = self._share(stored - kept, self.uses.weights), self._share(stored, state)
         if gathered >= SEEN:
             some = "" if gathered >= _MOST else f" ({gathered:.0%} of them)"
             yield f"weights gathered on use (FSDP){some}"
             if roles.isdisjoint(("tensor", "expert")):
                 yield "not tensor parallel"
-        elif held >= SEEN and held > self._share(kept, weights) + SEEN:
+        elif held >= SEEN and held > self._share(kept, self.uses.weights) + SEEN:
             yield "optimiser split (ZeRO-1)"
 
     def _share(self, part: Set[int], whole: Set[int]) -> float:
         """The share of some inputs in the bytes of others."""
-        avals = [self.uses.graph.avals[value] for value in self.uses.graph.inputs]
-        sizes = [math.prod(aval.shape) * _jax.itemsize(aval.dtype) for aval in avals]
+        sizes = [local_bytes(self.uses.graph.avals[v], (), ()) for v in self.uses.graph.inputs]
         total = sum(sizes[n] for n in whole)
         return sum(sizes[n] for n in part & whole) / total if total else 0.0
 

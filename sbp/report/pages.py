@@ -41,6 +41,7 @@ from sbp.report.parts import (
     Table,
     table,
     table_of,
+    table_section,
 )
 from sbp.report.wording import (
     branches_text,
@@ -154,24 +155,23 @@ def precision(program: Program) -> tuple[Section, ...]:
     Returns:
       A section; none where the user chose no `reduce_dtype`, and where no float is summed.
     """
-    graph, sums = program.graph, program.typing.sums
     found = defaultdict[tuple[str, str], list[tuple[int, float]]](list)
     for send in sends(program):
         step, planned = send.step, send.planned
         # An all-gather of blocks that were exchanged and added belongs to the same sum.
         if step and planned and send.reduces and send.kind != "all_gather":
-            dtype = graph.avals[planned.box.target.value].dtype
+            dtype = program.graph.avals[planned.box.target.value].dtype
             if step.source[step.mesh_axes[0]] == _SUM and is_real(dtype):
                 wide = step.wide if step.wide and step.wide.dim is not None else None
                 how = wide.dtype if wide else f"{dtype}, by the platform"
                 found[str(dtype), how].append((planned.trips, step.bytes_sent * planned.trips))
-    if not sums or not found:
+    if not program.typing.sums or not found:
         return ()
     rows = (
         (parts, how, str(sum(runs for runs, _ in same)), bytes_text(sum(sent for _, sent in same)))
         for (parts, how), same in sorted(found.items())
     )
-    nodes, typed = graph.walk(), program.typing.rows
+    nodes, typed = program.graph.walk(), program.typing.rows
     casts = [node_text(n) for n in nodes if ROUNDED_PARTS.name in typed[n.id].kernels]
     named = (
         f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`):"
@@ -188,11 +188,10 @@ def precision(program: Program) -> tuple[Section, ...]:
 
 
 def _choice(program: Program) -> str:
-    gap = program.typing.gap
-    most = max(0.1, math.ceil(1000 * gap) / 10)
+    most = max(0.1, math.ceil(1000 * program.typing.gap) / 10)
     found = "the cheapest that sbp found; " + (
         f"no others are more than {most:.1f}% cheaper in the cost model"
-        if gap < 1
+        if program.typing.gap < 1
         else "sbp does not know how much cheaper others may be"
     )
     how = "proved cheapest in the cost model" if program.typing.optimal else found
@@ -529,21 +528,21 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
         )
     yield _tensors("input", facts.inputs(program))
     yield _tensors("output", facts.outputs(program, output_names))
-    assumed = f"sbp does not know the trip count of a while loop, and assumes {WHILE_TRIPS}"
-    regions = table_of(
-        facts.regions(program),
-        {
-            "region": lambda r: r[0].name,
-            "line": lambda r: place_text(SourcePlace.of(r[0])),
-            ">trips": lambda r: str(trips_of(r[0])),
-            ">runs of the body": lambda r: str(r[1]),
-            ">conversions that send": lambda r: str(len({s.planned or s.node for s in r[2]})),
-            ">per device": lambda r: bytes_text(sum(s.bytes for s in r[2])),
-        },
-        detail=lambda r: assumed if trips_are_assumed(r[0]) else "",
-    )
-    if regions.rows:
-        yield Section(title="regions", parts=(regions,))
+    if regions := facts.regions(program):
+        assumed = f"sbp does not know the trip count of a while loop, and assumes {WHILE_TRIPS}"
+        yield table_section(
+            "regions",
+            regions,
+            {
+                "region": lambda r: r[0].name,
+                "line": lambda r: place_text(SourcePlace.of(r[0])),
+                ">trips": lambda r: str(trips_of(r[0])),
+                ">runs of the body": lambda r: str(r[1]),
+                ">conversions that send": lambda r: str(len({s.planned or s.node for s in r[2]})),
+                ">per device": lambda r: bytes_text(sum(s.bytes for s in r[2])),
+            },
+            detail=lambda r: assumed if trips_are_assumed(r[0]) else "",
+        )
 
 
 def _cost(program: Program) -> Facts:
@@ -562,7 +561,8 @@ def _cost(program: Program) -> Facts:
 
 
 def _annotated(found: Sequence[facts.Tensor]) -> Section:
-    made = table_of(
+    return table_section(
+        counted(len(found), "annotated tensor"),
         found,
         {
             "tensor": lambda t: f"{t.name} again" if t.is_repeat else t.name,
@@ -574,7 +574,6 @@ def _annotated(found: Sequence[facts.Tensor]) -> Section:
         },
         shown=SHOWN_TENSORS,
     )
-    return Section(title=counted(len(found), "annotated tensor"), parts=(made,))
 
 
 def _pin_text(pin: Pin) -> str:
@@ -590,8 +589,9 @@ def _pin_text(pin: Pin) -> str:
 def _collectives(program: Program, found: Sequence[facts.Collective], *, short: bool) -> Section:
     if not found:
         return Section(title="collectives", parts=("none: no device sends anything",))
-    total = program.cost.bytes_per_device
-    made = table_of(
+    total, runs = program.cost.bytes_per_device, counted(sum(c.runs for c in found), "run")
+    return table_section(
+        f"collectives: {runs}, {bytes_text(total)} per device",
         found,
         {
             "collective": lambda c: c.kind,
@@ -606,8 +606,6 @@ def _collectives(program: Program, found: Sequence[facts.Collective], *, short: 
         shown=SHOWN_SHORT if short else SHOWN_COLLECTIVES,
         rest=lambda left: f"and {len(left)} more groups: {size_text(left)} per device",
     )
-    runs = counted(sum(c.runs for c in found), "run")
-    return Section(title=f"collectives: {runs}, {bytes_text(total)} per device", parts=(made,))
 
 
 def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
@@ -620,7 +618,8 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
 
     rows = facts.alike(found)
     largest = sorted(rows, key=lambda row: -facts.counted_bytes([row]))[:SHOWN_TENSORS]
-    made = table_of(
+    return table_section(
+        f"{counted(len(found), noun)}: {bytes_text(facts.counted_bytes(rows))} per device",
         sorted(rows, key=lambda row: row not in largest),
         {
             noun: lambda row: name(*row),
@@ -634,9 +633,5 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
             f"and {counted(sum(count for _, count in left), 'smaller one')}:"
             f" {bytes_text(facts.counted_bytes(left))} per device"
         ),
-    )
-    return Section(
-        title=f"{counted(len(found), noun)}: {bytes_text(facts.counted_bytes(rows))} per device",
-        parts=(made,),
         opened=len(rows) <= SHOWN_TENSORS,
     )

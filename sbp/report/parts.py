@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 from sbp.errors import Diagnostic, Label, SbpError, bytes_text
@@ -211,6 +211,18 @@ class Section:
 
 
 Part = Leaf | Section
+
+
+def table_section(
+    title: str,
+    items: Iterable[Item],
+    columns: Mapping[str, Callable[[Item], Cell]],
+    *,
+    opened: bool = True,
+    **more: Any,
+) -> Section:
+    """A section with the table of some items, whose other arguments are `more` (`table_of`)."""
+    return Section(title=title, parts=(table_of(items, columns, **more),), opened=opened)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,8 +457,7 @@ def picture(caption: str, board: Board | None, *instead: Plain) -> Picture:
 
 
 def _fill(ink: Ink) -> dict[str, float | str]:
-    border = _stroke(ink) if ink.width else {}
-    return {"fill": ink.color, "fill-opacity": ink.opacity, **border}
+    return {"fill": ink.color, "fill-opacity": ink.opacity} | (_stroke(ink) if ink.width else {})
 
 
 def _stroke(ink: Ink) -> dict[str, float | str]:

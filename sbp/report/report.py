@@ -27,12 +27,6 @@ TEXT_WIDTH = 120
 _WIDTH = Kind("a number of columns, from 20 to 10000", lambda x: is_whole(x) and 20 <= x <= 10_000)
 
 
-_SCALE = Kind(
-    "a number from 0.1 to 10",
-    lambda x: isinstance(x, int | float) and not isinstance(x, bool) and 0.1 <= x <= 10,
-)
-
-
 class Shows:
     """What shows itself: `print` and files get plain text, rich consoles styled text, and notebooks
     HTML."""
@@ -89,7 +83,14 @@ class Shown(Shows):
         sections = [p.parts if isinstance(p, Section) else (p,) for p in self.page.parts]
         return tuple(p.svg for parts in sections for p in parts if isinstance(p, Picture))
 
-    @takes("png", skip=1, scale=_SCALE)
+    @takes(
+        "png",
+        skip=1,
+        scale=Kind(
+            "a number from 0.1 to 10",
+            lambda x: isinstance(x, int | float) and not isinstance(x, bool) and 0.1 <= x <= 10,
+        ),
+    )
     def png(self, scale: float = 2) -> tuple[bytes, ...]:
         """The pictures of the page, each as PNG on white.
 
@@ -102,21 +103,19 @@ class Shown(Shows):
         return tuple(png_of(svg, scale) for svg in self.svg())
 
 
-_DIAGNOSTICS = Kind(
-    "a tuple of sbp.Diagnostic",
-    lambda x: isinstance(x, tuple) and all(isinstance(d, Diagnostic) for d in x),
-)
-_NAMES = Kind(
-    "a tuple of strings", lambda x: isinstance(x, tuple) and all(isinstance(n, str) for n in x)
-)
+def _tuple_of(cls: type, what: str) -> Kind:
+    """The kind of a tuple of instances of a class."""
+    return Kind(
+        f"a tuple of {what}", lambda x: isinstance(x, tuple) and all(isinstance(v, cls) for v in x)
+    )
 
 
 @made_of(
     "Report",
     program=or_none(instance_of(Program, "sbp.jit")),
-    diagnostics=_DIAGNOSTICS,
+    diagnostics=_tuple_of(Diagnostic, "sbp.Diagnostic"),
     title=TEXT,
-    output_names=_NAMES,
+    output_names=_tuple_of(str, "strings"),
     coverage=or_none(instance_of(Coverage, "sbp.check_shard_map")),
 )
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -326,12 +325,11 @@ class Report(Shows):
         >>> Report(program=None, title="step").to_json()["ok"]
         True
         """
-        program = self.program
         return {
             "format": FORMAT,
             "function": self.title,
             "ok": self.ok,
-            "plan": None if program is None else plan_data(program, self.output_names),
+            "plan": None if self.program is None else plan_data(self.program, self.output_names),
             "diagnostics": [finding_data(d) for d in self.diagnostics],
         }
 

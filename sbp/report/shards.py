@@ -223,8 +223,7 @@ def _drawn_dims(found: TensorShards) -> tuple[int, int, tuple[int, ...]]:
     split = [d for d in range(len(found.tensor.global_shape)) if found.axes_of(d)]
     whole = [d for d in reversed(range(len(found.tensor.global_shape))) if d not in split]
     shown = sorted([*split, *whole][:2])
-    across = shown[-1] if shown else -1
-    down = shown[0] if len(shown) > 1 else -1
+    down, across = [-1, -1, *shown][-2:]
     return across, down, tuple(split[2:])
 
 

@@ -69,14 +69,16 @@ def without_numbers(name: str) -> str:
     >>> without_numbers("[0]['blocks'][3]"), without_numbers("result[1]")
     ("[0]['blocks'][*]", 'result[1]')
     """
-    found = name.split("[")
-    for at, part in enumerate(found):
-        if at == 0 or (at == 1 and found[0] in POSITIONED):
-            continue
-        key, end, after = part.partition("]")
-        quote = key[:1] if key[:1] in ("'", '"') else ""
-        found[at] = f"{quote}{without_number(key.strip(quote))}{quote}{end}{after}"
-    return "[".join(found)
+    head, *keys = name.split("[")
+    kept = 1 if head in POSITIONED else 0
+    return "[".join([head, *keys[:kept], *map(_without_number, keys[kept:])])
+
+
+def _without_number(key: str) -> str:
+    """The same of a key, with the bracket behind it and what follows."""
+    inside, end, after = key.partition("]")
+    quote = inside[:1] if inside[:1] in ("'", '"') else ""
+    return f"{quote}{without_number(inside.strip(quote))}{quote}{end}{after}"
 
 
 def common_name(names: Sequence[str]) -> str:
