@@ -484,8 +484,9 @@ def plan_page(
     """
     mesh, name = program.mesh, f"`{title}` " if title else ""
     assumed = " (assumed, since the mesh is abstract; hardware= names another)"
+    sliced = f" in {mesh.slices} slices" if mesh.slices > 1 else ""
     return Page(
-        title=f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware"
+        title=f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}{sliced}, hardware"
         f" {mesh.hardware.name}{assumed if mesh.is_assumed else ''}",
         parts=(*_parts(program, output_names, short=short), *_findings(diagnostics)),
     )

@@ -643,6 +643,12 @@ def test_an_axis_across_slices_has_the_network_between_them():
     assert whole.hardware == HARDWARE["tpu-v5e"]
 
 
+def test_the_report_says_how_many_slices_there_are():
+    chips = np.array([Chip(n, n // 2) for n in range(4)], object)
+    plan = sbp.jit(jnp.sin, Mesh(chips, ("d",))).plan(jax.ShapeDtypeStruct((8,), "float32"))
+    assert "on mesh d=4: 4 devices in 2 slices, hardware tpu-v5e" in plan.report().text()
+
+
 def test_an_axis_in_part_across_slices():
     axis = sliced((32,), ("d",), np.repeat([0, 1], 16)).collective("all_gather", (0,))
     pair = sliced((2, 16), ("a", "b"), np.repeat([0, 1], 16)).collective("all_gather", (0, 1))
