@@ -4,8 +4,8 @@
 
 For each step of `benchmarks.steps` and for GShard's step, it prints the operations that the plan
 runs, the lines of the file, the seconds that it took to write, and the operations that only one of
-the file and the plan has. Both are traced by JAX; calls of functions are counted as the operations
-in them. No device is needed.
+the file and the plan has. JAX traces both. Calls of functions count as the operations in them. No
+device is needed.
 """
 
 from __future__ import annotations
@@ -24,27 +24,20 @@ from jax.sharding import AbstractMesh
 from benchmarks import gshard_ref, planning_speed
 from benchmarks.steps.suite import SUITE
 from benchmarks.steps.unseen import UNSEEN
+from sbp.trace.equations import bodies_of
 
 
-def operations(jaxpr: Any) -> Iterator[str]:
-    """The operations of a jaxpr and of all its bodies, with the types of their operands."""
+def operations(jaxpr: Any, platform: str) -> Iterator[str]:
+    """The operations of a jaxpr and of all its bodies, with the types of their results. Where there
+    are branches for several platforms, it has that of the plan's."""
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        bodies = [
-            part
-            for value in eqn.params.values()
-            for part in (value if isinstance(value, tuple | list) else (value,))
-            if hasattr(getattr(part, "jaxpr", part), "eqns")
-        ]
-        for body in bodies:
-            yield from operations(body)
-        name = eqn.primitive.name.replace("add_any", "add")
-        if name not in ("jit", "custom_jvp_call", "custom_vjp_call"):
-            types = (v.aval.str_short() for v in (*eqn.invars, *eqn.outvars))
-            yield f"{name} {' '.join(types)}"
-
-
-def traced(run: Any, shapes: Any) -> Counter[str]:
-    return Counter(operations(jax.make_jaxpr(run)(*shapes)))
+        inner = bodies_of(eqn, platform)
+        for body in inner.jaxprs:
+            yield from operations(body, platform)
+        is_choice = inner.form == "choice" and len(inner.jaxprs) == 1
+        if inner.form not in ("function", "platform") and not is_choice:
+            types = " ".join(v.aval.str_short() for v in eqn.outvars)
+            yield f"{eqn.primitive.name.replace('add_any', 'add')} {types}"
 
 
 def plans(wanted: list[str]) -> Iterator[tuple[str, Any]]:
@@ -76,7 +69,11 @@ def main() -> None:
         with mock.patch.object(jax, "make_mesh", AbstractMesh):
             exec(compile(text, name, "exec"), names)
         shapes = plan.holding.shapes
-        mine, theirs = traced(names["run"], shapes), traced(plan._executable.jitted, shapes)
+        platform = plan.program.mesh.hardware.platform
+        mine, theirs = (
+            Counter(operations(jax.make_jaxpr(run)(*shapes), platform))
+            for run in (names["run"], plan._executable.jitted)
+        )
         other = [*(mine - theirs).items(), *(theirs - mine).items()]
         said = ", ".join(f"{count} {text.split()[0]}" for text, count in other) or "-"
         print(
