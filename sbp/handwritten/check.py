@@ -34,14 +34,21 @@ from sbp.handwritten.faults import (
 )
 from sbp.handwritten.measured import scalars
 from sbp.handwritten.one_device import ComparedRun, Comparisons
-from sbp.handwritten.repairs import GraphEdit, Repairs, bytes_sent, edit_program
+from sbp.handwritten.repairs import GraphEdit, Repairs, edit_program
 from sbp.handwritten.sites import Sites
 from sbp.kinds import check_alive, leaves_of, returning_arrays, takes_no_such_call
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.rule import RANKS
 from sbp.source.reader import scope_of, source_text, users_span
 from sbp.trace.build import body_graph
-from sbp.trace.collectives import KINDS, SENDING, SUMS, collective_runs, names_of
+from sbp.trace.collectives import (
+    KINDS,
+    SENDING,
+    SUMS,
+    collective_runs,
+    handwritten_bytes,
+    names_of,
+)
 from sbp.trace.graph import Graph, Node, Operand, group_by
 from sbp.types import B, Split
 
@@ -545,7 +552,7 @@ class Helper:
                     found[edit.text] = Help(
                         text=edit.text,
                         edits=(*edit.source, *edit.options),
-                        bytes_per_device=bytes_sent(made),
+                        bytes_per_device=handwritten_bytes(made, {}),
                         peak_memory_bytes=None,
                         clears_all_errors=not wrong,
                     )
