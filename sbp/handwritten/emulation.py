@@ -17,7 +17,7 @@ from sbp import _jax
 from sbp.annotations import as_type
 from sbp.errors import SbpError
 from sbp.signatures import traits_of
-from sbp.signatures.kernels.shards import reduce_dims
+from sbp.signatures.kernels.shards import reduce_dims, sum_dtype
 from sbp.signatures.rule import BITCAST, RAGGED_PRODUCT
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import (
@@ -370,14 +370,8 @@ def _scan(node: Node, args: Sequence[Any], axes: int, found: dict[int, Any]) -> 
     return outs
 
 
-def _wide_of(dtype: Any) -> Any:
-    """The dtype in the place of a float of less than 32 bits."""
-    low = jnp.issubdtype(dtype, jnp.floating) and np.dtype(dtype).itemsize < 4
-    return np.dtype(np.float32) if low else dtype
-
-
 def _wide(x: Any) -> Any:
-    return x if _jax.is_extended(x.dtype) else jnp.asarray(x, _wide_of(x.dtype))
+    return x if _jax.is_extended(x.dtype) else jnp.asarray(x, sum_dtype(x.dtype))
 
 
 def _widen(graph: Graph, node: Node, ins: Sequence[Any]) -> tuple[Node, list[Any]]:
@@ -386,7 +380,7 @@ def _widen(graph: Graph, node: Node, ins: Sequence[Any]) -> tuple[Node, list[Any
         return node, [
             jnp.asarray(x, graph.aval(o).dtype) for x, o in zip(ins, node.inputs, strict=True)
         ]
-    params = {k: _wide_of(v) if isinstance(v, np.dtype) else v for k, v in node.params.items()}
+    params = {k: sum_dtype(v) if isinstance(v, np.dtype) else v for k, v in node.params.items()}
     params |= {k: _wide_jaxpr(v) for k, v in params.items() if _jax.is_jaxpr(v)}
     return replace(node, params=params), list(ins)
 
@@ -399,7 +393,7 @@ def _wide_jaxpr(jaxpr: Any) -> Any:
     if any(getattr(a, "shape", None) != () for a in avals):  # such as a kernel on blocks
         return jaxpr
     graph = body_graph(jax.make_jaxpr(lambda *x: _jax.eval_jaxpr(jaxpr, x))(*avals))
-    wide = [jax.ShapeDtypeStruct((), _wide_of(a.dtype)) for a in avals]
+    wide = [jax.ShapeDtypeStruct((), sum_dtype(a.dtype)) for a in avals]
     made = jax.make_jaxpr(lambda *x: _record(graph, x, 0, {}))(*wide)
     return made if opened is not jaxpr else made.jaxpr
 

@@ -178,7 +178,6 @@ class Body:
     def __init__(self, graph: Graph, types: Types, name: str) -> None:
         self.graph, self.types, self.name = graph, types, name
         self.flow = Dataflow(graph)
-        self.order = {node.id: i for i, node in enumerate(graph.walk())}
         self.ends: list[Node] = []
 
     # ---- types ----------------------------------------------------------------------------------
@@ -255,8 +254,8 @@ class Body:
 
     def makers(self, values: Iterable[Operand]) -> list[Node]:
         """The operations that make some values, in program order."""
-        found = {m.id: m for v in values if (m := self.flow.maker(v)) is not None}
-        return sorted(found.values(), key=lambda m: self.order[m.id])
+        made = set(values)
+        return [node for node in self.graph.walk() if not made.isdisjoint(node.outputs)]
 
     def divided(self, value: Operand) -> Node | None:
         """The first operation on numbers after which the devices have other values."""
@@ -343,8 +342,8 @@ class Body:
                 return None
             return Fault("own-block", own, self.origin(own.inputs[0]), 0, (P,), (0,)), None
         node, fault = faults[0]
-        reads = (m for m in nodes if self.over(m) and m.op in REDUCTIONS)
-        return fault, next((m for m in reads if self.order[m.id] > self.order[node.id]), None)
+        after = nodes[nodes.index(node) + 1 :]
+        return fault, next((m for m in after if self.over(m) and m.op in REDUCTIONS), None)
 
     def of_operation(self, node: Node) -> Fault | None:
         """The fault of an operation whose operands have a meaning; None where it depends on other

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.rule import LocalContext, Op, Row, kernel_named, rule_for
+from sbp.signatures.rule import LocalContext, Op, Row, SplitAxes, kernel_named, rule_for
 from sbp.types import Atom, Broadcast, P, Split, Unreduced
 
 # ---- parts ---------------------------------------------------------------------------------------
@@ -79,28 +79,22 @@ def _offset(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -
 def _sum_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Parts of a sum. Each element is on one device, or shared in 5/8 and 3/8 by two devices, or
     changed by random offsets whose sum is 0."""
-    way = rng.integers(0, 3, x.shape)
-    holder, second = (
-        rng.integers(0, n, x.shape),
-        (rng.integers(1, n, x.shape) if n > 1 else np.zeros(x.shape, int)),
-    )
-    out, rest = [], np.zeros_like(x)
+    if n == 1:
+        return [x]
+    way, holder = rng.integers(0, 3, x.shape), rng.integers(0, n, x.shape)
+    second, zero = (holder + rng.integers(1, n, x.shape)) % n, np.zeros_like(x)
     integer = jnp.issubdtype(x.dtype, np.integer)
-    big, small = (
-        (x - x // 2, x // 2) if integer else (x * x.dtype.type(0.625), x * x.dtype.type(0.375))
-    )
-    scattered = [_offset(x.shape, x.dtype, rng) for _ in range(n - 1)]
-    for i in range(n):
-        on_one = np.where(holder == i, x, np.zeros_like(x))
-        shares = np.where(
-            holder == i, big, np.where((holder + second) % n == i, small, np.zeros_like(x))
-        )
-        if n == 1:
-            shares = x
-        cancelling = scattered[i] if i < n - 1 else x - rest
-        rest = rest + cancelling if i < n - 1 else rest
-        out.append(np.select([way == 0, way == 1], [on_one, shares], cancelling).astype(x.dtype))
-    return out
+    small = x // 2 if integer else x * x.dtype.type(0.375)
+    big = x - small if integer else x * x.dtype.type(0.625)
+    offsets = [_offset(x.shape, x.dtype, rng) for _ in range(n - 1)]
+    cancelling = [*offsets, x - sum(offsets, zero)]
+    shares = [np.where(holder == i, big, np.where(second == i, small, zero)) for i in range(n)]
+    return [
+        np.select(
+            [way == 0, way == 1], [np.where(holder == i, x, zero), shares[i]], cancelling[i]
+        ).astype(x.dtype)
+        for i in range(n)
+    ]
 
 
 def _ordered_parts(x: np.ndarray, n: int, sign: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -337,9 +331,6 @@ def difference(got: np.ndarray, want: np.ndarray, scale: np.ndarray | float = 0.
 Parts = dict[tuple[int, ...], np.ndarray]
 """Each device's part of a value, by the device's index on each mesh axis."""
 
-SplitAxes = tuple[tuple[tuple[tuple[str, int], ...], ...], ...]
-"""For each value and dim, the names and sizes of the mesh axes that split it."""
-
 
 @dataclass(frozen=True, slots=True)
 class OpTypes:
@@ -370,43 +361,31 @@ class OpTypes:
         """Shapes of the parts."""
         return tuple(localise(a.shape, t, self.sizes) for a, t in zip(avals, types, strict=True))
 
-    def axes(self, atoms: Types, dim: int) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of the mesh axes that split a dim of a value of some type."""
-        named = ((f"axis{k}", n) for k, n in enumerate(self.sizes))
-        return tuple(axis for axis, atom in zip(named, atoms, strict=True) if atom == Split(dim))
-
     def splits(self, avals: Sequence[Any], types: Sequence[Types]) -> SplitAxes:
         """For each value and dim, the names and sizes of the mesh axes that split it."""
         return tuple(
-            tuple(self.axes(t, d) for d in range(len(a.shape)))
-            for a, t in zip(avals, types, strict=True)
+            tuple(
+                tuple((f"axis{k}", n) for k, n in enumerate(self.sizes) if atoms[k] == Split(dim))
+                for dim in range(len(aval.shape))
+            )
+            for aval, atoms in zip(avals, types, strict=True)
         )
 
 
 @dataclass(slots=True, eq=False)
 class ListPlace(LocalContext):
-    """The `LocalContext` of one device of a list. It adds these fields:
+    """The `LocalContext` of one device of a list. It adds a field:
 
     Arguments:
-      types: types of the operands and results.
       index: this device's index along each mesh axis, which is an argument of the compiled kernel,
         as it is in a plan.
     """
 
-    types: OpTypes
     index: dict[str, Any]
 
     def axis_index(self, axis: str) -> Any:
         """This device's index along a mesh axis."""
         return self.index[axis]
-
-    def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of the mesh axes that split a dim of an operand."""
-        return self.types.axes(self.types.ins[operand], dim)
-
-    def out_axes(self, result: int, dim: int) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of the mesh axes that split a dim of a result."""
-        return self.types.axes(self.types.outs[result], dim)
 
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
         """The `x` of the device that sends to this one; zeros for no pair.
@@ -475,7 +454,7 @@ class Oracle:
                 if found is None or found.local is None:
                     return self._plain(*args)
                 avals = self.op.ins, self.op.outs
-                place = ListPlace(self.op.params, *avals, *shapes, self.primitive, types, index)
+                place = ListPlace(self.op.params, *avals, *shapes, self.primitive, *axes, index)
                 return found.local(place, args)
 
             is_whole = not any(any(dims) for side in axes for dims in side)
