@@ -6,7 +6,6 @@ differentiated inside a region: the gradient is already traced, and the edit wou
 """
 
 import ast
-import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -59,7 +58,6 @@ class Sites:
         self.nodes: dict[int, Node] = {}
         self.makers: dict[Operand, tuple[Node, int]] = {}
         self.readers: dict[Operand, list[Node | None]] = defaultdict(list)
-        self.by_span: dict[Span, list[Node]] = defaultdict(list)
         self._enter(graph, None, None, None)
 
     def _enter(
@@ -77,9 +75,6 @@ class Sites:
             self.home[node.id] = graph, region, holder
             self.nodes[node.id] = node
             self.makers |= {v: (node, i) for i, v in enumerate(node.outputs)}
-            span = users_span(node)
-            if span is not None:
-                self.by_span[span].append(node)
             for operand in node.inputs:
                 self.readers[operand].append(node)
         for i, operand in enumerate(graph.outputs):
@@ -114,12 +109,15 @@ class Sites:
     def alike(self, node: Node) -> tuple[Node, ...]:
         """The nodes of the same operation and source line, in every call; none where one of them is
         differentiated inside a region."""
-        span = users_span(node)
-        if span is None:
-            return ()
         same = SUMS if node.op in SUMS else (node.op,)
-        found = [n for n in self.by_span[span] if n.op in same and not self._of_outer_gradient(n)]
+        found = [n for n in self.made_at(users_span(node)) if n.op in same]
         return () if any(self.differentiated(n) for n in found) else tuple(found)
+
+    def made_at(self, span: Span | None) -> list[Node]:
+        """The nodes of a source line, those in the gradient of a region left out: it follows from
+        the region."""
+        nodes = self.nodes.values() if span is not None else ()
+        return [n for n in nodes if users_span(n) == span and not self._of_outer_gradient(n)]
 
     def _of_outer_gradient(self, node: Node) -> bool:
         """Whether a node is in the gradient of a region, which follows from the region."""
@@ -167,29 +165,13 @@ class Sites:
         text = source_text(span)
         if span is None or not text or not isinstance(expression_at(span)[0], ast.expr):
             return None
-        group = {n.id: n for n in self.by_span[span] if not self._of_outer_gradient(n)}
-        if any(self.differentiated(n) for n in group.values()):
+        group = self.made_at(span)
+        found = tuple((n.id, k) for n, k, forward in self._leaving(group) if forward)
+        # Of the turns of a Python loop that read each other, not each one has a value that leaves.
+        has_one_each = len(found) == sum(n.op == node.op for n in group)
+        if not has_one_each or any(map(self.differentiated, group)):
             return None
-        found: list[tuple[int, int]] = []
-        for part in self._connect(group):
-            count = sum(n.op == node.op for n in part)
-            leaving = [(n.id, k) for n, k, forward in self._leaving(part) if forward and count]
-            if (
-                count > 1 or len(leaving) != count
-            ):  # which of them are one turn of a Python loop is not known
-                return None
-            found += leaving
-        return Site(f"`{text}` at line {span.line}", tuple(found), (span,)) if found else None
-
-    def _connect(self, group: dict[int, Node]) -> list[list[Node]]:
-        """The connected parts of a group of nodes, by who reads whom."""
-        parts: list[list[Node]] = []
-        for node in group.values():
-            makers = {self.makers[o][0].id for o in node.inputs if o in self.makers}
-            near = [part for part in parts if any(n.id in makers for n in part)]
-            parts = [part for part in parts if part not in near]
-            parts.append([*itertools.chain(*near), node])
-        return parts
+        return Site(f"`{text}` at line {span.line}", found, (span,))
 
     def _leaving(self, part: Sequence[Node]) -> Iterator[tuple[Node, int, bool]]:
         """The values of some nodes that other nodes read, and whether one of those is in no
@@ -211,8 +193,6 @@ class Sites:
     def returned(self, node: Node) -> Site | None:
         """The variable or call whose value is the gradient that a node inside a gradient
         contributes to."""
-        if self._of_outer_gradient(node):
-            return None
         sites = {self._exit(v, reader, node.backward) for v, reader in self._exits(node)}
         return sites.pop() if len(sites) == 1 else None
 
