@@ -482,11 +482,9 @@ class Repairs:
         """The places where a value may be reduced before an operation: for all its readers, or for
         that operation only."""
         fault = finding.fault
-        made = self.sites.value(fault.made) if fault.made is not None else None
-        if made is not None and self.sites.leads_to(made, fault.node):
+        made = None if fault.made is None else self.sites.value(fault.made)
+        if made is not None:
             yield (made,)
-        else:  # the operation is a part of the expression
-            made = None
         reads = self.sites.reads(fault.node, fault.partial or (fault.operand,))
         span = users_span(fault.node)
         if not reads or span is None:
@@ -495,13 +493,8 @@ class Repairs:
         if op != CALLED["sum"]:  # what is shifted by a maximum has the same maximum added again
             reads = tuple(r for r in reads if self.sites.alone(fault.node, r))
         for chosen in [*((r,) for r in reads), *([reads] if len(reads) > 1 else [])]:
-            if not (
-                len(chosen) == 1
-                and made is not None
-                and self.sites.only(made, fault.node, chosen[0])
-            ):
-                *others, last = chosen
-                yield (*others, replace(last, text=last.text + where))
+            *others, last = chosen
+            yield (*others, replace(last, text=last.text + where))
 
     # ---- parts of candidates --------------------------------------------------------------------
 

@@ -128,31 +128,10 @@ class Sites:
         """The node that makes a result of a region; None for an operand that is returned."""
         return self.makers.get(region.params["body"].outputs[result], (None, 0))[0]
 
-    def only(self, site: Site, reader: Node, read: Site) -> bool:
-        """Whether an operand is the value of a site and has no other reader, so that reducing the
-        operand reduces the value."""
-        values = {self.nodes[node].outputs[k] for node, k in site.values}
-        origins = {self._origin(reader, i) for node, i in read.values if node == reader.id}
-        return origins <= values and all(len(self.readers[v]) == 1 for v in values)
-
     def alone(self, reader: Node, read: Site) -> bool:
         """Whether an operand has no other reader."""
         origins = {self._origin(reader, i) for node, i in read.values if node == reader.id}
         return all(len(self.readers[v]) == 1 for v in origins)
-
-    def leads_to(self, site: Site, node: Node) -> bool:
-        """Whether an operation depends on a site's value, also outside of the loops and branches
-        that contain it."""
-        seen = set[int]()
-        waiting = [r for n, k in site.values for r in self.readers[self.nodes[n].outputs[k]]]
-        while waiting:
-            at = waiting.pop()
-            if at is not None and at.id not in seen:
-                seen.add(at.id)
-                waiting += [r for v in at.outputs for r in self.readers[v]]
-                waiting.append(self.home[at.id][2])
-                waiting += [n for r in at.regions for n in r.walk()]
-        return node.id in seen
 
     # ---- values ---------------------------------------------------------------------------------
 
