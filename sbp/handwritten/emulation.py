@@ -222,11 +222,9 @@ def differ(got: np.ndarray, want: np.ndarray, tolerance: float = math.inf) -> bo
     if jnp.issubdtype(want.dtype, np.complexfloating):
         wide, itemsize = np.dtype(np.complex128), itemsize // 2
     got, want = got.astype(wide), want.astype(wide)
-    finite = np.isfinite(want) & np.isfinite(got)
-    scale = max(1e-6, float(np.max(np.abs(want), where=finite, initial=0.0)))
-    with np.errstate(invalid="ignore"):
-        near = np.abs(got - want) <= min(tolerance, TOLERANCE[itemsize]) * scale
-    return not bool(np.where(finite, near, ~np.isfinite(want) & ~np.isfinite(got)).all())
+    scale = max(1e-6, float(np.max(np.abs(want), where=np.isfinite(want), initial=0.0)))
+    near = np.isclose(got, want, 0.0, min(tolerance, TOLERANCE[itemsize]) * scale)
+    return not bool((near | ~(np.isfinite(want) | np.isfinite(got))).all())
 
 
 # ---- runs ---------------------------------------------------------------------------------------

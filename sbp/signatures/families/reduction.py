@@ -247,7 +247,7 @@ def by_jaxpr(jaxpr: Any) -> Combine:
 
 
 def fold(combine: Combine, xs: Sequence[Any], dim: int, real: Any = None) -> list[Any]:
-    """The elements along a dim, combined in their order, in pairs of neighbours.
+    """The elements along a dim, combined in their order.
 
     Arguments:
       combine: is associative; no neutral element is needed.
@@ -256,21 +256,9 @@ def fold(combine: Combine, xs: Sequence[Any], dim: int, real: Any = None) -> lis
       real: how many of the elements along the dim are combined: those at the front. Where it is 0,
         the results are arbitrary. None for all.
     """
-    xs = list(xs)
-    step = 1  # an element stands for so many of the first ones
-    while (size := xs[0].shape[dim]) > 1:
-        paired = size - size % 2
-        left = [lax.slice_in_dim(x, 0, paired, 2, dim) for x in xs]
-        right = [lax.slice_in_dim(x, 1, paired, 2, dim) for x in xs]
-        both = combine(left, right)
-        if real is not None:
-            starts = step * (2 * lax.broadcasted_iota(jnp.int32, left[0].shape, dim) + 1)
-            both = [jnp.where(starts < real, b, x) for b, x in zip(both, left, strict=True)]
-        if paired < size:
-            alone = [lax.slice_in_dim(x, paired, size, 1, dim) for x in xs]
-            both = [lax.concatenate(p, dim) for p in zip(both, alone, strict=True)]
-        xs, step = both, 2 * step
-    return [lax.index_in_dim(x, 0, dim, keepdims=False) for x in xs]
+    last = xs[0].shape[dim] - 1 if real is None else jnp.maximum(real - 1, 0)
+    running = lax.associative_scan(combine, list(xs), axis=dim)
+    return [lax.dynamic_index_in_dim(x, last, dim, keepdims=False) for x in running]
 
 
 # ---- searches and sorts -------------------------------------------------------------------------

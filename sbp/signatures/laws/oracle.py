@@ -106,12 +106,9 @@ def _ordered_parts(x: np.ndarray, n: int, sign: int, rng: np.random.Generator) -
         if jnp.issubdtype(x.dtype, np.integer):
             info = jnp.iinfo(x.dtype)
             end = int(info.min) if sign < 0 else int(info.max)
-            wide = x.astype(object)
-            step = np.array(
-                [int(rng.integers(0, min(abs(end - int(v)), 9), endpoint=True)) for v in x.ravel()],
-                object,
-            ).reshape(x.shape)
-            beyond = np.where(rng.random(x.shape) < 0.3, end, wide + sign * step).astype(x.dtype)
+            steps = rng.integers(0, 9, x.shape, endpoint=True)
+            near = np.clip(x.astype(object) + sign * steps, int(info.min), int(info.max))
+            beyond = np.where(rng.random(x.shape) < 0.3, end, near).astype(x.dtype)
         else:
             base = x.astype(np.float64)
             step = (
@@ -318,10 +315,8 @@ def difference(got: np.ndarray, want: np.ndarray, scale: np.ndarray | float = 0.
     tolerance = TOLERANCE[want.dtype.itemsize // (2 if is_complex else 1)]
     wide = np.complex128 if is_complex else np.float64
     got, want = got.astype(wide), want.astype(wide)
-    finite = np.isfinite(want)
-    with np.errstate(invalid="ignore"):
-        near = np.abs(got - want) <= tolerance * (np.abs(want) + np.maximum(1.0, scale))
-    good = np.where(finite, near, ~np.isfinite(got))
+    near = np.isclose(got, want, tolerance, tolerance * np.maximum(1.0, scale))
+    good = near | ~(np.isfinite(got) | np.isfinite(want))
     return "" if good.all() else f"{got} instead of {want}"
 
 
