@@ -184,9 +184,8 @@ class Body:
 
     def readings(self, operand: Operand) -> Readings:
         """The readings of a value; a constant of the program is the same on all devices."""
-        if not isinstance(operand, int):
-            return frozenset({Reading(B, 0)})
-        return self.types.get(operand, frozenset())
+        whole = frozenset({Reading(B, 0)})
+        return self.types.get(operand, frozenset()) if isinstance(operand, int) else whole
 
     def atoms(self, operand: Operand, power: int | None = 0) -> tuple[Atom, ...]:
         """The types of a value in a fixed order, those with another power left out."""
@@ -327,9 +326,9 @@ class Body:
         reached = self.reached(operand)
         nodes = [m for m in self.makers(reached) if m.op not in CONTROL_FLOW]
         typed = [m for m in nodes if any(v in self.types for v in m.outputs)]
-        measured = [m for m in typed if not reached & {*m.inputs}]
-        faults = [(m, fault) for m in measured if (fault := self.of_operation(m)) is not None]
-        ends = [m for m in measured if all(m is not known for known, _ in faults)]
+        of_typed = {m: self.of_operation(m) for m in typed if reached.isdisjoint(m.inputs)}
+        faults = [(m, fault) for m, fault in of_typed.items() if fault is not None]
+        ends = [m for m, fault in of_typed.items() if fault is None]
         sent = self.sent(operand)
         if not faults or any(fault.kind not in (*COUNTED, "monoid") for _, fault in faults):
             ends += sent

@@ -598,8 +598,7 @@ def _specified(finding: Finding, edit: GraphEdit, spec: Any) -> GraphEdit:
 
 
 def _expression(node: Node) -> str:
-    text = source_text(users_span(node))
-    return f"`{text}`" if text else node.op
+    return f"`{source_text(users_span(node))}`"
 
 
 def _outs(finding: Finding) -> str:

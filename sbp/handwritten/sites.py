@@ -102,9 +102,12 @@ class Sites:
         If a region is differentiated as a whole, JAX makes its gradient from the edited region.
         """
         region = self.home[node.id][1]
-        if region is None or region.backward or node.backward:
-            return True
-        return node.scope.count("jvp(") > region.scope.count("jvp(")
+        return (
+            region is None
+            or region.backward
+            or node.backward
+            or node.scope.count("jvp(") > region.scope.count("jvp(")
+        )
 
     def alike(self, node: Node) -> tuple[Node, ...]:
         """The nodes of the same operation and source line, in every call; none where one of them is
@@ -235,12 +238,12 @@ class Sites:
         expression, calls = expression_at(node.span)[0], self.alike(node)
         if expression is None or users_span(node) != node.span or node.span is None or not calls:
             return None
-        parts = {position_of(p): p for p in _parts(expression)}
+        parts = list(_parts(expression))
         origins = [self._origin(node, i) for i in range(len(node.inputs))]
         found: list[Site] = []
         for i in operands:
             if isinstance(origins[i], int) and not any((node.id, i) in r.values for r in found):
-                written = self._written(origins[i], node.span, list(parts.values()))
+                written = self._written(origins[i], node.span, parts)
                 if not written:
                     return None
                 same = [k for k, o in enumerate(origins) if o == origins[i]]
