@@ -22,7 +22,7 @@ from sbp.errors import (
     refused,
 )
 from sbp.handwritten.emulation import claims, outs_of, regions_of
-from sbp.handwritten.faults import (
+from sbp.handwritten.measured import (
     BY_SHARD,
     COUNTED,
     Body,
@@ -31,8 +31,8 @@ from sbp.handwritten.faults import (
     Kind,
     region_findings,
     reversed_order,
+    scalars,
 )
-from sbp.handwritten.measured import scalars
 from sbp.handwritten.one_device import ComparedRun, Comparisons
 from sbp.handwritten.repairs import GraphEdit, Repairs, edit_program
 from sbp.handwritten.sites import Sites
@@ -476,7 +476,8 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
             if name not in manual:
                 continue
             uneven = [i for at, i, a in compared.uneven if (at, a) == (node.id, name)]
-            for finding in region_findings(node, c, results, uneven, ends.setdefault(name, [])):
+            own = ends.setdefault(name, [])
+            for finding in region_findings(node, name, c.types, c.numbers, results, uneven, own):
                 kind = finding.fault.kind
                 if c.meant and not c.uneven and kind in (*COUNTED, *BY_SHARD):
                     continue

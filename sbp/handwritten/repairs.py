@@ -23,7 +23,7 @@ import numpy as np
 from sbp import _jax
 from sbp.errors import OptionEdit, SourceEdit, Span
 from sbp.handwritten.emulation import nodes_of, outs_of, split_over, without
-from sbp.handwritten.faults import PMEAN, Fault, Finding
+from sbp.handwritten.measured import PMEAN, Fault, Finding
 from sbp.handwritten.sites import Site, Sites
 from sbp.machine.mesh import MeshSpec
 from sbp.source.editing import (
