@@ -424,21 +424,14 @@ class Oracle:
 
     def __init__(self, op: Op, primitive: Any, args: tuple[Any, ...]) -> None:
         self.op, self.primitive, self.args = op, primitive, args
-        found = rule_for(op.name)
-        self._plain: Any = self._bind if found and found.local else jax.jit(self._bind)
+        # A user's primitive may have a lowering and no evaluation rule.
+        self._plain = jax.jit(lambda *xs: _jax.bind(primitive, xs, op.params))
         self.whole = [words_of(x) for x in self._plain(*args)]
         self._kernels: dict[Any, Any] = {}
 
-    def _bind(self, *args: Any) -> list[Any]:
-        return _jax.bind(self.primitive, args, self.op.params)
-
     def _kernel(self, types: OpTypes) -> Any:
         """The rule's kernel, compiled once for each way to split operands and results; all devices
-        share it.
-
-        On whole shapes the kernel is not compiled: it runs the primitive, which JAX has compiled
-        for the whole operands.
-        """
+        share it."""
         shapes = self._shapes(types)
         axes = types.splits(self.op.ins, types.ins), types.splits(self.op.outs, types.outs)
         key = axes, (types.sizes, *types.whole) if types.communicates else ()
@@ -452,15 +445,12 @@ class Oracle:
                 place = ListPlace(self.op.params, *avals, *shapes, self.primitive, *axes, index)
                 return found.local(place, args)
 
-            is_whole = not any(any(dims) for side in axes for dims in side)
             compiled: Any = run
             if types.communicates:
                 varying = [None if whole else 0 for whole in types.whole]
                 for axis in reversed(range(len(types.sizes))):
                     compiled = jax.vmap(compiled, (varying, 0), axis_name=f"axis{axis}")
-            if types.communicates or not (is_whole or found is None or found.local is None):
-                compiled = jax.jit(compiled)
-            self._kernels[key] = compiled
+            self._kernels[key] = jax.jit(compiled)
         return self._kernels[key]
 
     def _shapes(
