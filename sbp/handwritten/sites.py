@@ -22,7 +22,7 @@ from sbp.source.reader import (
     users_span,
 )
 from sbp.trace.collectives import SHARD_MAP, SUMS
-from sbp.trace.graph import Graph, Node, Operand
+from sbp.trace.graph import Graph, Node, Operand, group_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class Sites:
         self.makers: dict[Operand, tuple[Node, int]] = {}
         self.readers: dict[Operand, list[Node | None]] = defaultdict(list)
         self._enter(graph, None, None, None)
+        self.by_span = group_by(self.nodes.values(), users_span)
 
     def _enter(
         self, graph: Graph, region: Node | None, holder: Node | None, real: set[int] | None
@@ -119,8 +120,7 @@ class Sites:
     def made_at(self, span: Span | None) -> list[Node]:
         """The nodes of a source line, those in the gradient of a region left out: it follows from
         the region."""
-        nodes = self.nodes.values() if span is not None else ()
-        return [n for n in nodes if users_span(n) == span and not self._of_outer_gradient(n)]
+        return [n for n in self.by_span.get(span, ()) if not self._of_outer_gradient(n)]
 
     def _of_outer_gradient(self, node: Node) -> bool:
         """Whether a node is in the gradient of a region, which follows from the region."""
