@@ -396,10 +396,10 @@ def region_findings(
         operand = body.graph.outputs[i]
         claim = atom_of(node.params["out_specs"][i], name)
         fits = operand not in body.types or Reading(claim, 0) in body.readings(operand)
-        if not isinstance(operand, int) or (fits and i not in uneven):
+        # One element for each device: what each of them has, side by side.
+        one_each = isinstance(claim, Split) and body.graph.aval(operand).shape[claim.dim] == 1
+        if not isinstance(operand, int) or (fits and i not in uneven) or one_each:
             continue
-        if isinstance(claim, Split) and body.graph.aval(operand).shape[claim.dim] == 1:
-            continue  # one element for each device: what each of them has, side by side
         claimed = body.claimed(operand, claim)
         tried = (b.lost(operand) for b in (body, *trips))
         lost = None if claimed else next(filter(None, tried), None)
