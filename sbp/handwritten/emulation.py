@@ -18,6 +18,7 @@ from sbp.annotations import as_type
 from sbp.errors import SbpError
 from sbp.signatures import traits_of
 from sbp.signatures.kernels.shards import reduce_dims, sum_dtype
+from sbp.signatures.laws.oracle import permute_batches
 from sbp.signatures.rule import BITCAST, RAGGED_PRODUCT
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import (
@@ -506,8 +507,8 @@ def _one_axis_at_a_time(node: Node, args: Sequence[Any]) -> list[Any]:
 
 
 def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
-    """A permutation in which some devices send or get nothing, which `vmap` does not take: each
-    device picks from what all have, or gets zeros."""
+    """A permutation, also one in which some devices send or get nothing, which `vmap` does not
+    take."""
     p, (name, *others) = node.params, names_of(node)
     n = lax.axis_size(name)
     absent = [] if others else [i for pair in p["perm"] for i in pair if not 0 <= i < n]
@@ -519,11 +520,7 @@ def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
         )
     if others or len(p["perm"]) == n:
         return _jax.bind(node.primitive, args, p)
-    source = np.full(n, -1)
-    for start, target in p["perm"]:
-        source[target] = start
-    mine = jnp.asarray(source)[lax.axis_index(name)]
-    return [jnp.where(mine < 0, jnp.zeros_like(x), lax.all_gather(x, name)[mine]) for x in args]
+    return [permute_batches(x, name, p["perm"]) for x in args]
 
 
 def _ragged_product(node: Node, args: Sequence[Any]) -> list[Any]:

@@ -331,18 +331,15 @@ class Comparisons:
         argument: a row for each slice of an argument."""
         run = program_run(graph)
         before = run(self.values).results
-        found: list[list[np.ndarray]] = [[] for _ in before]
+        found: list[list[Any]] = []
         for i, x in enumerate(map(np.asarray, self.values)):
-            if not _has_few_slices(x):
-                continue
-            for k in range(x.shape[0]):
+            for k in range(x.shape[0]) if _has_few_slices(x) else ():
                 other = x.copy()
                 other[k] = np.random.default_rng([i, k]).standard_normal(x.shape[1:])
                 after = run([*self.values[:i], other, *self.values[i + 1 :]]).results
-                for rows, a, b in zip(found, before, after, strict=True):
-                    changed = np.atleast_1d(a != b)
-                    rows.append(np.asarray(changed.reshape(len(changed), -1).any(1)))
-        return [np.asarray(rows) for rows in found]
+                changed = (np.atleast_1d(a != b) for a, b in zip(before, after, strict=True))
+                found.append([c.reshape(len(c), -1).any(1) for c in changed])
+        return [np.asarray(rows) for rows in zip(*found, strict=True)]
 
     def find_unreached(self) -> tuple[int, ...]:
         """Results with a slice that depends on no argument; none where some argument cannot be

@@ -367,6 +367,23 @@ class OpTypes:
         )
 
 
+def permute_batches(x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
+    """Sends `x` along an axis of `jax.vmap`, as `jax.lax.ppermute` does along a mesh axis.
+
+    JAX permutes a batch dim only as a whole, so devices without a pair are paired with each other.
+
+    Arguments:
+      x: what each device sends.
+      axis: the axis.
+      pairs: (source, destination) devices.
+    """
+    size = lax.axis_size(axis)
+    sources, targets = (sorted(set(range(size)) - {p[k] for p in pairs}) for k in (0, 1))
+    found = lax.ppermute(x, axis, [*pairs, *zip(sources, targets, strict=True)])
+    receives = np.isin(range(size), targets, invert=True)
+    return jnp.where(jnp.asarray(receives)[lax.axis_index(axis)], found, jnp.zeros_like(found))
+
+
 @dataclass(slots=True, eq=False)
 class ListPlace(LocalContext):
     """The `LocalContext` of one device of a list. It adds a field:
@@ -383,16 +400,8 @@ class ListPlace(LocalContext):
         return self.index[axis]
 
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
-        """The `x` of the device that sends to this one; zeros for no pair.
-
-        JAX permutes a batch dim only as a whole, so devices without a pair are paired with each
-        other.
-        """
-        size = lax.axis_size(axis)
-        sources, targets = (sorted(set(range(size)) - {p[k] for p in pairs}) for k in (0, 1))
-        found = lax.ppermute(x, axis, [*pairs, *zip(sources, targets, strict=True)])
-        receives = np.isin(range(size), targets, invert=True)
-        return jnp.where(jnp.asarray(receives)[lax.axis_index(axis)], found, jnp.zeros_like(found))
+        """The `x` of the device that sends to this one; zeros for no pair."""
+        return permute_batches(x, axis, pairs)
 
     def is_first_device(self) -> Any:
         """True on the device with index 0 on every mesh axis."""
