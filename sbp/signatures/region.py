@@ -20,7 +20,7 @@ from sbp.errors import SbpError
 from sbp.signatures.factors import moved_rows
 from sbp.signatures.kernels.shards import neutral
 from sbp.signatures.rule import Op, Row, all_b
-from sbp.types import Atom, B, Split, Unreduced
+from sbp.types import B, Split, Unreduced
 
 # ---- the primitives -----------------------------------------------------------------------------
 
@@ -125,10 +125,8 @@ def region_rows(op: Op, mesh_axis: str) -> tuple[Row, ...]:
             if monoid
             else (Row((Split(0),), (B,)),)
         )
-    rows = [all_b(op)]
-    for dim in range(len(whole.shape)):
-        inner: tuple[Atom, Atom] = (Split(dim), Split(dim + 1))
-        rows.append(Row(inner[:1], inner[1:]) if taking else Row(inner[1:], inner[:1]))
+    pairs = [((Split(dim),), (Split(dim + 1),)) for dim in range(len(whole.shape))]
+    rows = [all_b(op), *(Row(a, b) if taking else Row(b, a) for a, b in pairs)]
     return (*rows, Row((monoid,), (monoid,))) if monoid else (*rows, *moved_rows(op))
 
 

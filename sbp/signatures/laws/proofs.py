@@ -7,6 +7,7 @@ definition; where this is not obvious, the tests enumerate cases.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -238,15 +239,13 @@ def ragged_groups(groups: int) -> Theorem:
     sizes = _ints(" ".join(f"s{k}" for k in range(groups)))
     row: Term = z3.Int("row")
     claims = []
-    for first in range(groups):
-        for last in range(first + 1, groups + 1):
-            skipped = z3.Sum(sizes[:first])
-            counted = [sizes[first] + skipped, *sizes[first + 1 : last]]
-            claims += [
-                _in_group(row, sizes, k)
-                == z3.And(row >= skipped, _in_group(row, counted, k - first))
-                for k in range(first, last)
-            ]
+    for first, last in itertools.combinations(range(groups + 1), 2):
+        skipped = z3.Sum(sizes[:first])
+        counted = [sizes[first] + skipped, *sizes[first + 1 : last]]
+        claims += [
+            _in_group(row, sizes, k) == z3.And(row >= skipped, _in_group(row, counted, k - first))
+            for k in range(first, last)
+        ]
     return Theorem((*(s >= 0 for s in sizes), row >= 0), z3.And(*claims))
 
 
