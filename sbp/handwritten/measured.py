@@ -372,8 +372,7 @@ class Finding:
 
 def region_findings(
     node: Node,
-    name: str,
-    types: Sequence[Types],
+    typed: "Sequence[Body]",
     numbers: Mapping[int, str],
     results: Sequence[int],
     uneven: Collection[int],
@@ -383,15 +382,14 @@ def region_findings(
 
     Arguments:
       node: the region.
-      name: the mesh axis.
-      types: the types of its values, in all trips of each scan, then in single ones.
+      typed: its body with its types on a mesh axis: in all trips of each scan, then in single ones.
       numbers: by the id of an operation, a number in it that may count devices.
       results: positions of the results that claim a type.
       uneven: positions of results that differ between devices and claim to be equal.
       ends: gets the operations whose results have no type because of a value of another device or
           of the device's index.
     """
-    body, *trips = (Body(node.params["body"], t, name) for t in types)
+    body, name = typed[0], typed[0].name
     for i in results:
         operand = body.graph.outputs[i]
         claim = atom_of(node.params["out_specs"][i], name)
@@ -401,9 +399,9 @@ def region_findings(
         if not isinstance(operand, int) or (fits and i not in uneven) or one_each:
             continue
         claimed = body.claimed(operand, claim)
-        tried = (b.lost(operand) for b in (body, *trips))
+        tried = (b.lost(operand) for b in typed)
         lost = None if claimed else next(filter(None, tried), None)
-        ends += next((b.ends for b in (body, *trips) if b.ends), [])
+        ends += next((b.ends for b in typed if b.ends), [])
         if claimed is None and lost is None and i in uneven:
             claimed = Fault("uneven", body.divided(operand) or node)
         fault, observer = lost or (claimed, None)
