@@ -1,7 +1,6 @@
 """The check of a program with `jax.shard_map`: its trace, its findings and their repairs."""
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -469,7 +468,7 @@ def _short_ring(finding: Finding, mesh_axis: str, size: int) -> list[Node]:
 def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, list[Node]]]:
     """The faults of a program; and for each mesh axis, operations at which types end because of a
     value of another device or of the device's index."""
-    found, ends = dict[tuple[Any, ...], Finding](), defaultdict[str, list[Node]](list)
+    found, ends = dict[tuple[Any, ...], Finding](), dict[str, list[Node]]()
     for c in compared.compared:
         name, written = c.run.mesh_axis, compared.axes[c.run.mesh_axis]
         for node, results in claims(compared.graph) if any(c.types) or c.uneven else ():
@@ -478,7 +477,9 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                 continue
             uneven = [i for at, i, a in compared.uneven if (at, a) == (node.id, name)]
             typed = [Body(node.params["body"], t, name) for t in c.types]
-            for finding in region_findings(node, typed, c.numbers, results, uneven, ends[name]):
+            for finding in region_findings(
+                node, typed, c.numbers, results, uneven, ends.setdefault(name, [])
+            ):
                 kind = finding.fault.kind
                 if c.meant and not c.uneven and kind in (*COUNTED, *BY_SHARD):
                     continue
