@@ -22,7 +22,7 @@ from sbp.errors import (
     refused,
 )
 from sbp.handwritten.emulation import claims, outs_of, regions_of
-from sbp.handwritten.faults import (
+from sbp.handwritten.measured import (
     BY_SHARD,
     COUNTED,
     Body,
@@ -31,17 +31,24 @@ from sbp.handwritten.faults import (
     Kind,
     region_findings,
     reversed_order,
+    scalars,
 )
-from sbp.handwritten.measured import scalars
 from sbp.handwritten.one_device import ComparedRun, Comparisons
-from sbp.handwritten.repairs import GraphEdit, Repairs, bytes_sent, edit_program
+from sbp.handwritten.repairs import GraphEdit, Repairs, edit_program
 from sbp.handwritten.sites import Sites
 from sbp.kinds import check_alive, leaves_of, returning_arrays, takes_no_such_call
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.rule import RANKS
 from sbp.source.reader import scope_of, source_text, users_span
 from sbp.trace.build import body_graph
-from sbp.trace.collectives import KINDS, SENDING, SUMS, collective_runs, names_of
+from sbp.trace.collectives import (
+    KINDS,
+    SENDING,
+    SUMS,
+    collective_runs,
+    handwritten_bytes,
+    names_of,
+)
 from sbp.trace.graph import Graph, Node, Operand, group_by
 from sbp.types import B, Split
 
@@ -469,7 +476,10 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
             if name not in manual:
                 continue
             uneven = [i for at, i, a in compared.uneven if (at, a) == (node.id, name)]
-            for finding in region_findings(node, c, results, uneven, ends.setdefault(name, [])):
+            typed = [Body(node.params["body"], t, name) for t in c.types]
+            for finding in region_findings(
+                node, typed, c.numbers, results, uneven, ends.setdefault(name, [])
+            ):
                 kind = finding.fault.kind
                 if c.meant and not c.uneven and kind in (*COUNTED, *BY_SHARD):
                     continue
@@ -545,7 +555,7 @@ class Helper:
                     found[edit.text] = Help(
                         text=edit.text,
                         edits=(*edit.source, *edit.options),
-                        bytes_per_device=bytes_sent(made),
+                        bytes_per_device=handwritten_bytes(made, {}),
                         peak_memory_bytes=None,
                         clears_all_errors=not wrong,
                     )

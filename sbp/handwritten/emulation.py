@@ -17,7 +17,8 @@ from sbp import _jax
 from sbp.annotations import as_type
 from sbp.errors import SbpError
 from sbp.signatures import traits_of
-from sbp.signatures.kernels.shards import reduce_dims
+from sbp.signatures.kernels.shards import reduce_dims, sum_dtype
+from sbp.signatures.laws.oracle import permute_batches
 from sbp.signatures.rule import BITCAST, RAGGED_PRODUCT
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import (
@@ -222,11 +223,9 @@ def differ(got: np.ndarray, want: np.ndarray, tolerance: float = math.inf) -> bo
     if jnp.issubdtype(want.dtype, np.complexfloating):
         wide, itemsize = np.dtype(np.complex128), itemsize // 2
     got, want = got.astype(wide), want.astype(wide)
-    finite = np.isfinite(want) & np.isfinite(got)
-    scale = max(1e-6, float(np.max(np.abs(want), where=finite, initial=0.0)))
-    with np.errstate(invalid="ignore"):
-        near = np.abs(got - want) <= min(tolerance, TOLERANCE[itemsize]) * scale
-    return not bool(np.where(finite, near, ~np.isfinite(want) & ~np.isfinite(got)).all())
+    scale = max(1e-6, float(np.max(np.abs(want), where=np.isfinite(want), initial=0.0)))
+    near = np.isclose(got, want, 0.0, min(tolerance, TOLERANCE[itemsize]) * scale)
+    return not bool((near | ~(np.isfinite(want) | np.isfinite(got))).all())
 
 
 # ---- runs ---------------------------------------------------------------------------------------
@@ -370,14 +369,8 @@ def _scan(node: Node, args: Sequence[Any], axes: int, found: dict[int, Any]) -> 
     return outs
 
 
-def _wide_of(dtype: Any) -> Any:
-    """The dtype in the place of a float of less than 32 bits."""
-    low = jnp.issubdtype(dtype, jnp.floating) and np.dtype(dtype).itemsize < 4
-    return np.dtype(np.float32) if low else dtype
-
-
 def _wide(x: Any) -> Any:
-    return x if _jax.is_extended(x.dtype) else jnp.asarray(x, _wide_of(x.dtype))
+    return x if _jax.is_extended(x.dtype) else jnp.asarray(x, sum_dtype(x.dtype))
 
 
 def _widen(graph: Graph, node: Node, ins: Sequence[Any]) -> tuple[Node, list[Any]]:
@@ -386,7 +379,7 @@ def _widen(graph: Graph, node: Node, ins: Sequence[Any]) -> tuple[Node, list[Any
         return node, [
             jnp.asarray(x, graph.aval(o).dtype) for x, o in zip(ins, node.inputs, strict=True)
         ]
-    params = {k: _wide_of(v) if isinstance(v, np.dtype) else v for k, v in node.params.items()}
+    params = {k: sum_dtype(v) if isinstance(v, np.dtype) else v for k, v in node.params.items()}
     params |= {k: _wide_jaxpr(v) for k, v in params.items() if _jax.is_jaxpr(v)}
     return replace(node, params=params), list(ins)
 
@@ -399,7 +392,7 @@ def _wide_jaxpr(jaxpr: Any) -> Any:
     if any(getattr(a, "shape", None) != () for a in avals):  # such as a kernel on blocks
         return jaxpr
     graph = body_graph(jax.make_jaxpr(lambda *x: _jax.eval_jaxpr(jaxpr, x))(*avals))
-    wide = [jax.ShapeDtypeStruct((), _wide_of(a.dtype)) for a in avals]
+    wide = [jax.ShapeDtypeStruct((), sum_dtype(a.dtype)) for a in avals]
     made = jax.make_jaxpr(lambda *x: _record(graph, x, 0, {}))(*wide)
     return made if opened is not jaxpr else made.jaxpr
 
@@ -514,8 +507,8 @@ def _one_axis_at_a_time(node: Node, args: Sequence[Any]) -> list[Any]:
 
 
 def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
-    """A permutation in which some devices send or get nothing, which `vmap` does not take: each
-    device picks from what all have, or gets zeros."""
+    """A permutation, also one in which some devices send or get nothing, which `vmap` does not
+    take."""
     p, (name, *others) = node.params, names_of(node)
     n = lax.axis_size(name)
     absent = [] if others else [i for pair in p["perm"] for i in pair if not 0 <= i < n]
@@ -527,11 +520,7 @@ def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
         )
     if others or len(p["perm"]) == n:
         return _jax.bind(node.primitive, args, p)
-    source = np.full(n, -1)
-    for start, target in p["perm"]:
-        source[target] = start
-    mine = jnp.asarray(source)[lax.axis_index(name)]
-    return [jnp.where(mine < 0, jnp.zeros_like(x), lax.all_gather(x, name)[mine]) for x in args]
+    return [permute_batches(x, name, p["perm"]) for x in args]
 
 
 def _ragged_product(node: Node, args: Sequence[Any]) -> list[Any]:

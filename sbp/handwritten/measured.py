@@ -1,4 +1,5 @@
-"""Measured types: which of B, S and P each value of a hand-written region is, by running it.
+"""Measured types: which of B, S and P each value of a hand-written region is, by running it; and
+where a value loses its meaning.
 
 A program runs on the mesh and with one device on a mesh axis. By the definition of the types, a
 value on the mesh is B, S(d) or P(sum) on that axis where its parts make up, in numbers, the value
@@ -6,9 +7,10 @@ of the run with one device. A power of the axis size counts as well: the sum ove
 means of their shards is n times the mean.
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +21,6 @@ from sbp.handwritten.emulation import (
     Ran,
     atom_of,
     axes_by_dim,
-    claims,
     differ,
     inner_graphs,
     nodes_of,
@@ -27,10 +28,18 @@ from sbp.handwritten.emulation import (
     with_graphs,
 )
 from sbp.signatures import traits_of
-from sbp.signatures.rule import KEEPS_INDICES, RANKS
-from sbp.trace.collectives import AXIS_INDEX, KINDS, names_of
-from sbp.trace.graph import Constant, Graph, Node, Operand, group_by, interface_of
-from sbp.types import Atom, B, P, Split, Unreduced
+from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, SENDING, names_of
+from sbp.trace.graph import (
+    CONTROL_FLOW,
+    Constant,
+    Dataflow,
+    Graph,
+    Node,
+    Operand,
+    group_by,
+    interface_of,
+)
+from sbp.types import Atom, B, Broadcast, P, Split, Unreduced
 
 
 class Reading(NamedTuple):
@@ -244,11 +253,6 @@ def is_good(found: Readings) -> bool:
     return any(r.power == 0 for r in own) if own else bool(found)
 
 
-# ---- differences that may be meant --------------------------------------------------------------
-# What shows that a program is meant to compute something else on one device: each device ranks its
-# own elements, picks its own, or returns one of its own.
-
-
 def places_of(node: Node) -> range:
     """The positions of the operands that say where elements of the first one are."""
     indices, count = traits_of(node.op).indices, len(node.inputs)
@@ -260,71 +264,405 @@ def bodies(graph: Graph) -> Iterator[Node]:
     return (node for region in regions_of(graph) for node in region.params["body"].walk())
 
 
-def permutes(graph: Graph, name: str) -> bool:
-    """Whether a region sends values along a mesh axis from device to device."""
-    return any(KINDS.get(n.op) == "permute" and name in names_of(n) for n in bodies(graph))
+# ---- faults -------------------------------------------------------------------------------------
+# A result of a region is wrong on a mesh axis where it has not the type that out_specs claim. Its
+# fault is found backwards: through values without a reading to the operation whose operands all
+# have one, or, for a result of another type than is claimed, to the operation that gave it this
+# type.
 
 
-def lengths_of(graph: Graph, name: str) -> frozenset[int]:
-    """The lengths of one device's shards along dims that a mesh axis splits."""
-    return frozenset(
-        region.params["body"].aval(value).shape[d]
-        for region in regions_of(graph)
-        for value, spec in zip(region.params["body"].inputs, region.params["in_specs"], strict=True)
-        for d, axes in enumerate(
-            axes_by_dim(spec, len(spec), ()) if isinstance(spec, PartitionSpec) else ()
-        )
-        if name in axes
-    )
+PMEAN = "lax.parallel.pmean"
+"""The function of JAX that `lax.pmean` calls; its division has this frame."""
+
+Kind = Literal[
+    "added",
+    "averaged",
+    "blocks",
+    "copies",
+    "copies-as-partial",
+    "copies-as-split",
+    "doubled",
+    "local",
+    "missing",
+    "mixed",
+    "monoid",
+    "nonlinear",
+    "order",
+    "own-block",
+    "own-positions",
+    "partial-as-split",
+    "pending",
+    "product",
+    "ratio",
+    "same-block",
+    "scaled",
+    "scales",
+    "split-as-whole",
+    "uneven",
+    "wrong-dim",
+    "wrong-gather",
+]
+"""The kinds of faults; the module `words` has their text."""
 
 
-def ranks(graph: Graph, types: Types) -> Iterator[str]:
-    """Whether the devices rank their own elements, and something depends on the ranks, as which
-    tokens of a shard are over its capacity.
+COUNTED: tuple[Kind, ...] = ("averaged", "doubled", "pending", "scaled", "scales")
+"""Kinds of faults that are none where a number stands for the number of devices."""
+
+BY_SHARD: tuple[Kind, ...] = ("blocks", "local", "own-positions", "same-block")
+"""Kinds of faults that are none where devices send each other what they made of their shards, or
+rank their own elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A loss of meaning.
 
     Arguments:
-      graph: a program with regions.
-      types: its types on the mesh axis.
+      kind: the kind of fault.
+      node: the operation that makes the faulty value.
+      made: the operation that made its operand partial, or that first reduced it.
+      operand: the position of the faulty operand, or of its dim.
+      atoms: the types that the operand has on the mesh axis.
+      partial: positions of the partial operands.
     """
-    every = list(bodies(graph))
-    ranked = [
-        node
-        for node in every
-        if node.op in RANKS and not is_good(types.get(node.outputs[0], frozenset()))
-    ]
-    flows = [({*n.inputs}, r.inputs) for n in every for r in n.regions]
-    flows += [({*n.inputs, *(v for r in n.regions for v in r.outputs)}, n.outputs) for n in every]
-    reached, before = {v for node in ranked for v in node.outputs}, set[int]()
-    while reached != before:  # a loop carries ranks back to its start
-        before = set(reached)
-        for read, made in flows:
-            if reached & read:
-                reached |= {*made}
-    for node in every:
-        picked = {node.inputs[i] for i in places_of(node)}
-        compares = traits_of(node.op).scales == "compared" and len(node.inputs) == 2
-        if reached & (set(node.inputs) if compares else picked):
-            yield "each device ranks its own elements, and may drop those over its capacity"
+
+    kind: Kind
+    node: Node
+    made: Node | None = None
+    operand: int = 0
+    atoms: tuple[Atom, ...] = ()
+    partial: tuple[int, ...] = ()
 
 
-def one_each(graph: Graph, alone: Graph, name: str) -> Iterator[str]:
-    """Whether a region returns one element for each device, whatever their number."""
-    for (a, results), (b, _) in zip(claims(graph), claims(alone), strict=False):
-        for i in results:
-            claim = atom_of(a.params["out_specs"][i], name)
-            both = (a.params["body"], b.params["body"])
-            shapes = [g.aval(g.outputs[i]).shape for g in both if i < len(g.outputs)]
-            if isinstance(claim, Split) and all(x[claim.dim] == 1 for x in shapes):
-                yield "a region returns one element for each device"
+@dataclass(frozen=True, slots=True, eq=False)
+class Finding:
+    """A fault that makes a result of a region wrong.
+
+    Arguments:
+      fault: the fault.
+      mesh_axes: the mesh axes on which it occurs.
+      observer: the first reduction of the faulty value; None where there is none.
+      region: the shard_map.
+      result: the position of the region's result.
+      claim: the type that out_specs give that result on the mesh axis; None where the finding is
+          not about out_specs.
+      numbers: numbers of the program that may stand for the number of devices, in which case it may
+          be right.
+    """
+
+    fault: Fault
+    mesh_axes: tuple[str, ...]
+    observer: Node | None
+    region: Node
+    result: int = 0
+    claim: Atom | None = None
+    numbers: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Two findings are one if their keys are equal: the same fault of one call."""
+        f = self.fault
+        where = (
+            (f.node.span or f.node.id, f.node.op, f.node.backward)
+            if f.node is not self.region
+            else (f.node.id, self.result)
+        )
+        return f.kind, where
 
 
-def picks(graph: Graph, n: int) -> Iterator[str]:
-    """Whether each device picks one of n elements, as many as there are devices, by its index."""
-    for region in regions_of(graph):
-        body, own = region.params["body"], set[int]()
-        for node in body.walk():
-            if node.op == AXIS_INDEX or (node.op in KEEPS_INDICES and own & {*node.inputs}):
-                own |= {*node.outputs}
-            shape = body.aval(node.inputs[0]).shape if node.inputs else ()
-            if n in shape and {node.inputs[i] for i in places_of(node)} & own:
-                yield "each device picks the element at its own index, one for each device"
+def region_findings(
+    node: Node,
+    typed: "Sequence[Body]",
+    numbers: Mapping[int, str],
+    results: Sequence[int],
+    uneven: Collection[int],
+    ends: list[Node],
+) -> Iterator[Finding]:
+    """The faults of a region on a mesh axis.
+
+    Arguments:
+      node: the region.
+      typed: its body with its types on a mesh axis: in all trips of each scan, then in single ones.
+      numbers: by the id of an operation, a number in it that may count devices.
+      results: positions of the results that claim a type.
+      uneven: positions of results that differ between devices and claim to be equal.
+      ends: gets the operations whose results have no type because of a value of another device or
+          of the device's index.
+    """
+    body, name = typed[0], typed[0].name
+    for i in results:
+        operand = body.graph.outputs[i]
+        claim = atom_of(node.params["out_specs"][i], name)
+        fits = operand not in body.types or Reading(claim, 0) in body.readings(operand)
+        # One element for each device: what each of them has, side by side.
+        one_each = isinstance(claim, Split) and body.graph.aval(operand).shape[claim.dim] == 1
+        if not isinstance(operand, int) or (fits and i not in uneven) or one_each:
+            continue
+        claimed = body.claimed(operand, claim)
+        tried = (b.lost(operand) for b in typed)
+        lost = None if claimed else next(filter(None, tried), None)
+        ends += next((b.ends for b in typed if b.ends), [])
+        if claimed is None and lost is None and i in uneven:
+            claimed = Fault("uneven", body.divided(operand) or node)
+        fault, observer = lost or (claimed, None)
+        if fault is not None:
+            # Numbers on the way of a value that is off by a power of the number of devices.
+            makers = body.makers(body.reached(operand)) if fault.kind in COUNTED else []
+            counts = tuple(sorted({numbers[m.id] for m in makers if m.id in numbers}))
+            yield Finding(fault, (name,), observer, node, i, claim if claimed else None, counts)
+
+
+def reversed_order(region: Node) -> tuple[str, ...]:
+    """Two mesh axes that the specs of a region order in two ways on a dim; empty where none do."""
+    stated = (*region.params["in_specs"], *region.params["out_specs"])
+    # A type orders the axes of a dim as the mesh does.
+    specs = (spec for spec in stated if isinstance(spec, PartitionSpec))
+    dims = (axes for spec in specs for axes in axes_by_dim(spec, len(spec), ()))
+    found = {pair for axes in dims for pair in itertools.combinations(axes, 2)}
+    return next(((a, b) for a, b in sorted(found) if (b, a) in found), ())
+
+
+class Body:
+    """The body of a region with its types on a mesh axis."""
+
+    def __init__(self, graph: Graph, types: Types, name: str) -> None:
+        self.graph, self.types, self.name = graph, types, name
+        self.flow = Dataflow(graph)
+        self.ends: list[Node] = []
+
+    # ---- types ----------------------------------------------------------------------------------
+
+    def readings(self, operand: Operand) -> Readings:
+        """The readings of a value; a constant of the program is the same on all devices."""
+        whole = frozenset({Reading(B, 0)})
+        return self.types.get(operand, frozenset()) if isinstance(operand, int) else whole
+
+    def atoms(self, operand: Operand, power: int | None = 0) -> tuple[Atom, ...]:
+        """The types of a value in a fixed order, those with another power left out."""
+        found = {r.atom for r in self.readings(operand) if power is None or r.power == power}
+        return tuple(sorted(found, key=repr))
+
+    def is_partial(self, operand: Operand) -> bool:
+        """Whether every reading of a value is partial; that of equal parts, which are n times the
+        whole value, does not count."""
+        found = self.readings(operand)
+        return bool(found) and all(isinstance(r.atom, Unreduced) for r in found)
+
+    def is_whole(self, operand: Operand) -> bool:
+        return Reading(B, 0) in self.readings(operand)
+
+    def split(self, operand: Operand) -> Split | None:
+        """The dim along which a value is split; None for a value that is whole as well."""
+        found = [a for a in self.atoms(operand) if isinstance(a, Split)]
+        return found[0] if found and not self.is_whole(operand) else None
+
+    def stacked(self, operand: Operand) -> Operand | None:
+        """The value whose parts on all devices stand side by side in a value; None for others."""
+        maker = self.flow.maker(operand)
+        if maker is None or not self.over(maker) or KINDS[maker.op] != "gathering":
+            return None
+        return None if maker.params["tiled"] else maker.inputs[0]
+
+    def is_good(self, operand: Operand) -> bool:
+        stacked = self.stacked(operand)
+        return is_good(self.readings(operand if stacked is None else stacked))
+
+    # ---- the way back ---------------------------------------------------------------------------
+
+    def made_of(self, value: int) -> list[Operand]:
+        """The values that a value is made of, or is in another round of a loop."""
+        maker = self.flow.makers.get(value)
+        if value in self.flow.entries:
+            node, entry = self.flow.entries[value]
+            read = [node.inputs[entry.operand]]
+            exits = interface_of(node).exits if entry.kind == "carry" else ()
+            left = [e for e in exits if e.entry == entry]
+        elif maker is not None and maker.op in CONTROL_FLOW:
+            node, at = maker, maker.outputs.index(value)
+            read = interface_of(node).operands("predicate", node.inputs)
+            left = [e for e in interface_of(node).exits if e.result == at]
+        else:
+            return [*maker.inputs] if maker is not None else []
+        return [*read, *(node.regions[e.region].outputs[e.output] for e in left)]
+
+    def upstream(
+        self, value: Operand, through: Callable[[Operand], bool] = lambda v: True
+    ) -> Iterator[int]:
+        """A value, and the values that it depends on, the nearest first, as far as they are
+        `through`."""
+        seen, waiting = set[Operand](), [value]
+        for at in waiting:
+            if isinstance(at, int) and at not in seen and through(at):
+                seen.add(at)
+                yield at
+                waiting += self.made_of(at)
+
+    def reached(self, value: Operand) -> set[Operand]:
+        """The values without a meaning through which a value depends on what has one."""
+        return {*self.upstream(value, lambda v: not self.is_good(v))}
+
+    def makers(self, values: Iterable[Operand]) -> list[Node]:
+        """The operations that make some values, in program order."""
+        made = set(values)
+        return [node for node in self.graph.walk() if not made.isdisjoint(node.outputs)]
+
+    def divided(self, value: Operand) -> Node | None:
+        """The first operation on numbers after which the devices have other values."""
+        nodes = self.makers(self.reached(value))
+        numbers = (
+            m
+            for m in nodes
+            if m.op not in CONTROL_FLOW
+            and jnp.issubdtype(self.graph.avals[m.outputs[0]].dtype, jnp.inexact)
+        )
+        return next(numbers, nodes[0] if nodes else None)
+
+    def sent(self, value: Operand) -> list[Node]:
+        """The operations that bring what a value depends on from other devices; what each of these
+        made of its own shard is meant for them."""
+        return [
+            m
+            for m in self.makers(self.upstream(value))
+            if self.over(m) and (KINDS[m.op] in SENDING or self.stacked(m.outputs[0]) is not None)
+        ]
+
+    def origin(self, value: Operand, *, pending: bool = False) -> Node | None:
+        """The operation that first made a value partial, or a mean that is still to be divided."""
+        made, seen = None, set[Operand]()
+        while isinstance(value, int) and value not in seen:
+            seen.add(value)
+            maker = self.flow.makers.get(value)
+            made = maker if maker is not None and maker.op not in CONTROL_FLOW else made
+            others = (v for v in self.made_of(value) if isinstance(v, int) and self.is_partial(v))
+            value = next((v for v in others if not (pending and self.atoms(v))), -1)
+        return made
+
+    def reducer(self, value: Operand) -> Node | None:
+        """The last collective over the mesh axis that a whole value went through."""
+        whole = self.upstream(value, lambda v: v == value or self.is_whole(v))
+        collectives = (m for m in map(self.flow.maker, whole) if m is not None and self.over(m))
+        return next((m for m in collectives if KINDS[m.op] not in SENDING), None)
+
+    def over(self, node: Node) -> bool:
+        """Whether a collective runs over the mesh axis."""
+        return node.op in KINDS and self.name in names_of(node)
+
+    # ---- faults ---------------------------------------------------------------------------------
+
+    def claimed(self, operand: int, claim: Atom) -> Fault | None:
+        """The fault of a result that has a meaning, and another one than out_specs claim."""
+        found, node = self.atoms(operand), self.flow.makers.get(operand)
+        if node is None or not is_good(self.readings(operand)):
+            return None
+        split = tuple(a for a in found if isinstance(a, Split))
+        match claim:
+            case Unreduced():
+                kind = "copies-as-partial" if B in found else "wrong-dim"
+                return Fault(kind, node, self.reducer(operand), 0, found[:1])
+            case _ if self.is_partial(operand):
+                made, partial = self.origin(operand) or node, self.atoms(operand, None)[:1]
+                kind = "missing" if claim == B else "partial-as-split"
+                return Fault(kind, made, made, 0, partial)
+            case Broadcast():
+                return Fault("split-as-whole", node, None, 0, split)
+            case Split(dim) if B in found:
+                return Fault("copies-as-split", node, self.reducer(operand), dim, (B,))
+            case Split(dim):
+                return Fault("wrong-dim", node, None, dim, split)
+
+    def lost(self, operand: int) -> tuple[Fault, Node | None] | None:
+        """The fault of a result without a meaning, and the first reduction of the faulty value;
+        nothing where values of other devices or the index of a device have a part in it."""
+        reached = self.reached(operand)
+        nodes = [m for m in self.makers(reached) if m.op not in CONTROL_FLOW]
+        typed = [m for m in nodes if any(v in self.types for v in m.outputs)]
+        of_typed = {m: self.of_operation(m) for m in typed if reached.isdisjoint(m.inputs)}
+        faults = [(m, fault) for m, fault in of_typed.items() if fault is not None]
+        ends = [m for m, fault in of_typed.items() if fault is None]
+        sent = self.sent(operand)
+        if not faults or any(fault.kind not in (*COUNTED, "monoid") for _, fault in faults):
+            ends += sent
+        self.ends += ends
+        if not faults or ends:
+            # Of a partial value, each device takes the block of its own index.
+            taking = (m for m in nodes if reached & {m.inputs[i] for i in places_of(m)})
+            own = next((m for m in taking if self.atoms(m.inputs[0]) == (P,)), None)
+            if sent or own is None:
+                return None
+            return Fault("own-block", own, self.origin(own.inputs[0]), 0, (P,), (0,)), None
+        node, fault = faults[0]
+        after = nodes[nodes.index(node) + 1 :]
+        return fault, next((m for m in after if self.over(m) and m.op in REDUCTIONS), None)
+
+    def of_operation(self, node: Node) -> Fault | None:
+        """The fault of an operation whose operands have a meaning; None where it depends on other
+        devices or on the index of its device on purpose."""
+        if node.op == AXIS_INDEX:
+            return None
+        if self.over(node):
+            return self.of_collective(node)
+        ins = node.inputs
+        stack = next((x for o in ins if (x := self.stacked(o)) is not None), None)
+        if stack is not None:
+            if self.is_partial(stack) and not self.atoms(stack):  # a mean of each shard
+                return Fault("pending", self.origin(stack, pending=True) or node, node)
+            return None
+        partial = tuple(i for i, o in enumerate(ins) if self.is_partial(o))
+        split = [i for i, o in enumerate(ins) if self.split(o)]
+        traits, function = traits_of(node.op), traits_of(node.op).numpy
+        if partial:
+            atoms = self.atoms(ins[partial[0]], None)[:1]
+            made = self.origin(ins[partial[0]])
+            kind: Kind = "nonlinear"
+            if split:
+                kind = "mixed"
+            elif function is np.divide and 1 in partial:
+                return Fault("ratio", node, self.origin(ins[1]), 1, partial=partial)
+            elif len(partial) > 1 and traits.multiplies:
+                kind = "product"
+            elif function in (np.add, np.subtract):
+                kind = "added" if len(partial) < len(ins) else "scales"
+                whole = next((i for i in range(len(ins)) if i not in partial), 0)
+                return Fault(kind, node, made, whole, partial=partial)
+            return Fault(kind, node, made, min(partial), atoms, partial=partial)
+        out = self.readings(node.outputs[0])
+        if any(not isinstance(r.atom, Unreduced) for r in out):
+            down = any(r.atom == B and r.power < 0 for r in out)
+            return Fault("averaged" if down else "scaled", node, self.reducer(ins[0]))
+        if split:
+            atoms = self.atoms(ins[split[0]])
+            return Fault(
+                "local", node, None, split[0], tuple(a for a in atoms if isinstance(a, Split))
+            )
+        if not ins:
+            return Fault("own-positions", node)
+        return Fault("same-block", node) if traits.moves else None
+
+    def of_collective(self, node: Node) -> Fault | None:
+        """The fault of a collective over the mesh axis."""
+        operand, dim = node.inputs[0], node.params.get("all_gather_dimension", 0)
+        whole, split = self.is_whole(operand), self.split(operand)
+        match KINDS[node.op]:
+            case "reduce" | "scattering":
+                monoid, atoms = REDUCTIONS.get(node.op, "sum"), self.atoms(operand)
+                if whole:
+                    return Fault("doubled", node, self.reducer(operand))
+                if split:
+                    return Fault("blocks", node, None, 0, (split,))
+                if monoid == "sum" and not atoms:  # a mean of each shard
+                    return Fault("pending", self.origin(operand, pending=True) or node, node)
+                if atoms and Unreduced(monoid) not in atoms:
+                    return Fault("monoid", node, self.origin(operand), 0, atoms[:1])
+            case "gathering" if node.params["tiled"]:
+                if whole:
+                    return Fault("copies", node, self.reducer(operand), dim)
+                if split:
+                    return Fault("wrong-gather", node, None, dim, (split,))
+                if self.is_partial(operand):
+                    partial = self.atoms(operand)[:1]
+                    return Fault("partial-as-split", node, self.origin(operand), dim, partial)
+            case "exchange" if whole:
+                return Fault("copies", node, self.reducer(operand), node.params["concat_axis"])
+            case _:
+                pass
+        return None

@@ -28,6 +28,7 @@ from sbp.handwritten.emulation import (
     FAILURES,
     Ran,
     atom_of,
+    axes_by_dim,
     claims,
     differ,
     program_run,
@@ -41,17 +42,15 @@ from sbp.handwritten.measured import (
     changed_numbers,
     fixed_numbers,
     is_good,
-    lengths_of,
     measure_types,
-    one_each,
-    permutes,
-    picks,
-    ranks,
+    places_of,
     renumber,
 )
 from sbp.handwritten.written_sizes import AxisInCode, WrittenSizes
 from sbp.machine.mesh import MeshSpec, call_without_mesh
 from sbp.signatures import traits_of
+from sbp.signatures.rule import KEEPS_INDICES, RANKS
+from sbp.trace.collectives import AXIS_INDEX, KINDS, names_of
 from sbp.trace.graph import Graph
 from sbp.types import B, Split
 
@@ -332,18 +331,15 @@ class Comparisons:
         argument: a row for each slice of an argument."""
         run = program_run(graph)
         before = run(self.values).results
-        found: list[list[np.ndarray]] = [[] for _ in before]
+        found: list[list[Any]] = []
         for i, x in enumerate(map(np.asarray, self.values)):
-            if not _has_few_slices(x):
-                continue
-            for k in range(x.shape[0]):
+            for k in range(x.shape[0]) if _has_few_slices(x) else ():
                 other = x.copy()
                 other[k] = np.random.default_rng([i, k]).standard_normal(x.shape[1:])
                 after = run([*self.values[:i], other, *self.values[i + 1 :]]).results
-                for rows, a, b in zip(found, before, after, strict=True):
-                    changed = np.atleast_1d(a != b)
-                    rows.append(np.asarray(changed.reshape(len(changed), -1).any(1)))
-        return [np.asarray(rows) for rows in found]
+                changed = (np.atleast_1d(a != b) for a, b in zip(before, after, strict=True))
+                found.append([c.reshape(len(c), -1).any(1) for c in changed])
+        return [np.asarray(rows) for rows in zip(*found, strict=True)]
 
     def find_unreached(self) -> tuple[int, ...]:
         """Results with a slice that depends on no argument; none where some argument cannot be
@@ -382,6 +378,81 @@ def _differing(got: Ran, want: Ran) -> tuple[int, ...]:
     """Positions of results that differ between two runs."""
     pairs = enumerate(zip(got.results, want.results, strict=True))
     return tuple(i for i, (x, y) in pairs if x.shape != y.shape or differ(x, y))
+
+
+# ---- differences that may be meant --------------------------------------------------------------
+# What shows that a program is meant to compute something else on one device: each device ranks its
+# own elements, picks its own, or returns one of its own.
+
+
+def permutes(graph: Graph, name: str) -> bool:
+    """Whether a region sends values along a mesh axis from device to device."""
+    return any(KINDS.get(n.op) == "permute" and name in names_of(n) for n in bodies(graph))
+
+
+def lengths_of(graph: Graph, name: str) -> frozenset[int]:
+    """The lengths of one device's shards along dims that a mesh axis splits."""
+    return frozenset(
+        region.params["body"].aval(value).shape[d]
+        for region in regions_of(graph)
+        for value, spec in zip(region.params["body"].inputs, region.params["in_specs"], strict=True)
+        for d, axes in enumerate(
+            axes_by_dim(spec, len(spec), ()) if isinstance(spec, PartitionSpec) else ()
+        )
+        if name in axes
+    )
+
+
+def ranks(graph: Graph, types: Types) -> Iterator[str]:
+    """Whether the devices rank their own elements, and something depends on the ranks, as which
+    tokens of a shard are over its capacity.
+
+    Arguments:
+      graph: a program with regions.
+      types: its types on the mesh axis.
+    """
+    every = list(bodies(graph))
+    ranked = [
+        node
+        for node in every
+        if node.op in RANKS and not is_good(types.get(node.outputs[0], frozenset()))
+    ]
+    flows = [({*n.inputs}, r.inputs) for n in every for r in n.regions]
+    flows += [({*n.inputs, *(v for r in n.regions for v in r.outputs)}, n.outputs) for n in every]
+    reached, before = {v for node in ranked for v in node.outputs}, set[int]()
+    while reached != before:  # a loop carries ranks back to its start
+        before = set(reached)
+        for read, made in flows:
+            if reached & read:
+                reached |= {*made}
+    for node in every:
+        picked = {node.inputs[i] for i in places_of(node)}
+        compares = traits_of(node.op).scales == "compared" and len(node.inputs) == 2
+        if reached & (set(node.inputs) if compares else picked):
+            yield "each device ranks its own elements, and may drop those over its capacity"
+
+
+def one_each(graph: Graph, alone: Graph, name: str) -> Iterator[str]:
+    """Whether a region returns one element for each device, whatever their number."""
+    for (a, results), (b, _) in zip(claims(graph), claims(alone), strict=False):
+        for i in results:
+            claim = atom_of(a.params["out_specs"][i], name)
+            both = (a.params["body"], b.params["body"])
+            shapes = [g.aval(g.outputs[i]).shape for g in both if i < len(g.outputs)]
+            if isinstance(claim, Split) and all(x[claim.dim] == 1 for x in shapes):
+                yield "a region returns one element for each device"
+
+
+def picks(graph: Graph, n: int) -> Iterator[str]:
+    """Whether each device picks one of n elements, as many as there are devices, by its index."""
+    for region in regions_of(graph):
+        body, own = region.params["body"], set[int]()
+        for node in body.walk():
+            if node.op == AXIS_INDEX or (node.op in KEEPS_INDICES and own & {*node.inputs}):
+                own |= {*node.outputs}
+            shape = body.aval(node.inputs[0]).shape if node.inputs else ()
+            if n in shape and {node.inputs[i] for i in places_of(node)} & own:
+                yield "each device picks the element at its own index, one for each device"
 
 
 # ---- the program on one device ------------------------------------------------------------------

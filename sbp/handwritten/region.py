@@ -428,8 +428,16 @@ class _Region:
             self.encode(x, h) for x, h in zip((*body.closed_over, *flat), body.ins, strict=True)
         ]
 
-        def shards(*given: Any) -> Any:
-            return self.shards(body, given)
+        def shards(*given: Any) -> tuple[Any, ...]:
+            """Runs the body on shards with the leading dims of `spec`; the body itself takes and
+            gives shards without them."""
+            own = [
+                x.reshape(h.local(self.mesh.sizes)) for x, h in zip(given, body.ins, strict=True)
+            ]
+            results = map(jnp.asarray, _jax.eval_jaxpr(body.params["jaxpr"], own))  # or numbers
+            leading = [sum(not isinstance(a, Split) for a in h.atoms) for h in body.outs]
+            outs = zip(results, leading, strict=True)
+            return tuple(y.reshape((1,) * k + y.shape) for y, k in outs)
 
         shards.__name__ = _jax.CHECKED_REGION
         mapped = jax.shard_map(
@@ -686,13 +694,3 @@ class _Region:
             tree=out_tree,
             closed_over=arrays,
         )
-
-    def shards(self, body: _Body, shards: Sequence[Any]) -> tuple[Any, ...]:
-        """Runs the body on shards with the leading dims of `spec`; the body itself takes and gives
-        shards without them."""
-        own = [x.reshape(h.local(self.mesh.sizes)) for x, h in zip(shards, body.ins, strict=True)]
-        results = map(
-            jnp.asarray, _jax.eval_jaxpr(body.params["jaxpr"], own)
-        )  # a constant may be a number
-        leading = [sum(not isinstance(a, Split) for a in h.atoms) for h in body.outs]
-        return tuple(y.reshape((1,) * k + y.shape) for y, k in zip(results, leading, strict=True))

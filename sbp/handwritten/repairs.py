@@ -23,7 +23,7 @@ import numpy as np
 from sbp import _jax
 from sbp.errors import OptionEdit, SourceEdit, Span
 from sbp.handwritten.emulation import nodes_of, outs_of, split_over, without
-from sbp.handwritten.faults import PMEAN, Fault, Finding
+from sbp.handwritten.measured import PMEAN, Fault, Finding
 from sbp.handwritten.sites import Site, Sites
 from sbp.machine.mesh import MeshSpec
 from sbp.source.editing import (
@@ -45,8 +45,9 @@ from sbp.source.reader import (
     start_of,
     users_span,
 )
-from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, handwritten_bytes, names_of
-from sbp.trace.graph import Constant, Graph, Node, Operand, amount, constant
+from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, names_of
+from sbp.trace.graph import Graph, Node, Operand, constant
+from sbp.trace.slices import Writer
 from sbp.types import Split, Unreduced
 
 # ---- edits of the program -----------------------------------------------------------------------
@@ -115,40 +116,29 @@ def edit_program(graph: Graph, edit: GraphEdit, sizes: dict[str, int]) -> Graph:
       edit: the edit.
       sizes: devices along each mesh axis.
     """
-    top = max((n.id for n in nodes_of(graph)), default=0)
-    numbers = itertools.count(max(top, *graph.avals, 0) + 1)
-    return _Editor(edit, sizes, dict(graph.avals), numbers).graph(graph, None)
-
-
-def bytes_sent(graph: Graph) -> float:
-    """Bytes that one device sends in the collectives of all regions, times the trips of loops."""
-    each = (
-        handwritten_bytes(node)
-        if node.op == SHARD_MAP
-        else amount(node, [bytes_sent(region) for region in node.regions])
-        for node in graph.nodes
-    )
-    return sum(each, 0.0)
+    ids = itertools.count(max((n.id for n in nodes_of(graph)), default=0) + 1)
+    return _Editor(edit, sizes, dict(graph.avals), ids).graph(graph, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Editor:
-    """Edits one program. It adds new values to `avals` and numbers them from `numbers`."""
+    """Edits one program. It enters new values in `avals` and numbers new nodes from `ids`."""
 
     edit: GraphEdit
     sizes: dict[str, int]
     avals: dict[int, Any]
-    numbers: Iterator[int]
+    ids: Iterator[int]
 
     def graph(self, graph: Graph, region: Node | None) -> Graph:
         """A graph after the edits of its nodes; `region` is the shard_map that the graph is a body
         of."""
-        edit, alias, nodes = self.edit, dict[Operand, Operand](), list[Node]()
+        edit, alias = self.edit, dict[Operand, Operand]()
+        writer = Writer(replace(graph, avals=self.avals), frozenset(), self.ids)
         for node in graph.nodes:
             inputs = [alias.get(o, o) for o in node.inputs]
             for add in edit.reduce:
                 if add.node == node.id and node.op != SHARD_MAP and not add.after:
-                    inputs[add.operand] = self.collective(add, inputs[add.operand], node, nodes)
+                    inputs[add.operand] = self.collective(writer, add, inputs[add.operand], node)
             axes = edit.over.get(node.id)
             if axes == ():
                 alias.update(zip(node.outputs, inputs, strict=False))
@@ -165,35 +155,24 @@ class _Editor:
                 inputs=tuple(inputs),
                 regions=tuple(self.graph(r, None) for r in node.regions),
             )
-            nodes.append(node)
+            writer.nodes.append(node)
             for add in edit.reduce:
                 if add.node == node.id and add.after:
                     output = node.outputs[add.operand]
-                    alias[output] = self.collective(add, output, node, nodes)
+                    alias[output] = self.collective(writer, add, output, node)
             if node.id in edit.divide:
-                like = replace(node, library=(PMEAN,) if "axes" in node.params else ())
                 for output in node.outputs:
-                    alias[output] = self.divided(output, edit.divide[node.id], like, nodes)
+                    alias[output] = _divided(writer, output, edit.divide[node.id], node)
         outputs = [alias.get(o, o) for o in graph.outputs]
         for add in edit.reduce:
             if region is not None and add.node == region.id:
-                outputs[add.operand] = self.collective(add, outputs[add.operand], region, nodes)
-        return replace(graph, nodes=tuple(nodes), outputs=tuple(outputs), avals=self.avals)
+                outputs[add.operand] = self.collective(writer, add, outputs[add.operand], region)
+        return replace(writer.graph, nodes=tuple(writer.nodes), outputs=tuple(outputs))
 
-    def node(self, like: Node, nodes: list[Node], aval: Any, **changed: Any) -> int:
-        """The value of a new node."""
-        output, number = next(self.numbers), next(self.numbers)
-        self.avals[output] = aval
-        nodes.append(replace(like, id=number, outputs=(output,), regions=(), **changed))
-        return output
-
-    def collective(self, add: Reduce, operand: Operand, like: Node, nodes: list[Node]) -> Operand:
+    def collective(self, writer: Writer, add: Reduce, operand: Operand, like: Node) -> Operand:
         """The value of a new collective of an operand."""
-        aval = operand.aval if isinstance(operand, Constant) else self.avals[operand]
-        span = Span(file="<edit>", line=next(self.numbers), column=1, end_column=1)
-        library = (PMEAN,) if add.divisor > 1 else ()
-        like = replace(like, span=span, stack=(span,), library=library)
-        shape, n = list(aval.shape), math.prod(self.sizes[a] for a in add.mesh_axes)
+        aval, n = writer.graph.aval(operand), math.prod(self.sizes[a] for a in add.mesh_axes)
+        shape = list(aval.shape)
         params: dict[str, Any] = {"axes": add.mesh_axes, "axis_index_groups": None}
         if add.collective in ("reduce_scatter", "all_gather"):
             gathers = add.collective == "all_gather"
@@ -206,16 +185,15 @@ class _Editor:
             }
             shape[add.dim] = shape[add.dim] * n if gathers else shape[add.dim] // n
         made, op = _jax.empty_aval(shape, aval.dtype), add.collective
-        out = self.node(like, nodes, made, op=op, primitive=None, params=params, inputs=(operand,))
-        return self.divided(out, add.divisor, like, nodes) if add.divisor > 1 else out
+        out = writer.emit(like, made, op=op, primitive=None, params=params, inputs=(operand,))
+        return _divided(writer, out, add.divisor, like) if add.divisor > 1 else out
 
-    def divided(self, operand: int, divisor: int, like: Node, nodes: list[Node]) -> int:
-        """The value of a new division of a value."""
-        aval, div = self.avals[operand], jax.lax.div_p
-        by = constant(np.asarray(divisor, aval.dtype))
-        return self.node(
-            like, nodes, aval, op=div.name, primitive=div, params={}, inputs=(operand, by)
-        )
+
+def _divided(writer: Writer, operand: int, divisor: int, like: Node) -> int:
+    """The value of a new division of a value."""
+    aval, div = writer.graph.aval(operand), jax.lax.div_p
+    inputs = (operand, constant(np.asarray(divisor, aval.dtype)))
+    return writer.emit(like, aval, op=div.name, primitive=div, params={}, inputs=inputs)
 
 
 # ---- edits of the source ------------------------------------------------------------------------
@@ -504,11 +482,9 @@ class Repairs:
         """The places where a value may be reduced before an operation: for all its readers, or for
         that operation only."""
         fault = finding.fault
-        made = self.sites.value(fault.made) if fault.made is not None else None
-        if made is not None and self.sites.leads_to(made, fault.node):
+        made = None if fault.made is None else self.sites.value(fault.made)
+        if made is not None:
             yield (made,)
-        else:  # the operation is a part of the expression
-            made = None
         reads = self.sites.reads(fault.node, fault.partial or (fault.operand,))
         span = users_span(fault.node)
         if not reads or span is None:
@@ -517,13 +493,8 @@ class Repairs:
         if op != CALLED["sum"]:  # what is shifted by a maximum has the same maximum added again
             reads = tuple(r for r in reads if self.sites.alone(fault.node, r))
         for chosen in [*((r,) for r in reads), *([reads] if len(reads) > 1 else [])]:
-            if not (
-                len(chosen) == 1
-                and made is not None
-                and self.sites.only(made, fault.node, chosen[0])
-            ):
-                *others, last = chosen
-                yield (*others, replace(last, text=last.text + where))
+            *others, last = chosen
+            yield (*others, replace(last, text=last.text + where))
 
     # ---- parts of candidates --------------------------------------------------------------------
 
@@ -627,8 +598,7 @@ def _specified(finding: Finding, edit: GraphEdit, spec: Any) -> GraphEdit:
 
 
 def _expression(node: Node) -> str:
-    text = source_text(users_span(node))
-    return f"`{text}`" if text else node.op
+    return f"`{source_text(users_span(node))}`"
 
 
 def _outs(finding: Finding) -> str:

@@ -6,7 +6,6 @@ differentiated inside a region: the gradient is already traced, and the edit wou
 """
 
 import ast
-import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from sbp.source.reader import (
     users_span,
 )
 from sbp.trace.collectives import SHARD_MAP, SUMS
-from sbp.trace.graph import Graph, Node, Operand
+from sbp.trace.graph import Graph, Node, Operand, group_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,8 @@ class Sites:
         self.nodes: dict[int, Node] = {}
         self.makers: dict[Operand, tuple[Node, int]] = {}
         self.readers: dict[Operand, list[Node | None]] = defaultdict(list)
-        self.by_span: dict[Span, list[Node]] = defaultdict(list)
         self._enter(graph, None, None, None)
+        self.by_span = group_by(self.nodes.values(), users_span)
 
     def _enter(
         self, graph: Graph, region: Node | None, holder: Node | None, real: set[int] | None
@@ -77,9 +76,6 @@ class Sites:
             self.home[node.id] = graph, region, holder
             self.nodes[node.id] = node
             self.makers |= {v: (node, i) for i, v in enumerate(node.outputs)}
-            span = users_span(node)
-            if span is not None:
-                self.by_span[span].append(node)
             for operand in node.inputs:
                 self.readers[operand].append(node)
         for i, operand in enumerate(graph.outputs):
@@ -107,19 +103,24 @@ class Sites:
         If a region is differentiated as a whole, JAX makes its gradient from the edited region.
         """
         region = self.home[node.id][1]
-        if region is None or region.backward or node.backward:
-            return True
-        return node.scope.count("jvp(") > region.scope.count("jvp(")
+        return (
+            region is None
+            or region.backward
+            or node.backward
+            or node.scope.count("jvp(") > region.scope.count("jvp(")
+        )
 
     def alike(self, node: Node) -> tuple[Node, ...]:
         """The nodes of the same operation and source line, in every call; none where one of them is
         differentiated inside a region."""
-        span = users_span(node)
-        if span is None:
-            return ()
         same = SUMS if node.op in SUMS else (node.op,)
-        found = [n for n in self.by_span[span] if n.op in same and not self._of_outer_gradient(n)]
+        found = [n for n in self.made_at(users_span(node)) if n.op in same]
         return () if any(self.differentiated(n) for n in found) else tuple(found)
+
+    def made_at(self, span: Span | None) -> list[Node]:
+        """The nodes of a source line, those in the gradient of a region left out: it follows from
+        the region."""
+        return [n for n in self.by_span.get(span, ()) if not self._of_outer_gradient(n)]
 
     def _of_outer_gradient(self, node: Node) -> bool:
         """Whether a node is in the gradient of a region, which follows from the region."""
@@ -130,31 +131,10 @@ class Sites:
         """The node that makes a result of a region; None for an operand that is returned."""
         return self.makers.get(region.params["body"].outputs[result], (None, 0))[0]
 
-    def only(self, site: Site, reader: Node, read: Site) -> bool:
-        """Whether an operand is the value of a site and has no other reader, so that reducing the
-        operand reduces the value."""
-        values = {self.nodes[node].outputs[k] for node, k in site.values}
-        origins = {self._origin(reader, i) for node, i in read.values if node == reader.id}
-        return origins <= values and all(len(self.readers[v]) == 1 for v in values)
-
     def alone(self, reader: Node, read: Site) -> bool:
         """Whether an operand has no other reader."""
         origins = {self._origin(reader, i) for node, i in read.values if node == reader.id}
         return all(len(self.readers[v]) == 1 for v in origins)
-
-    def leads_to(self, site: Site, node: Node) -> bool:
-        """Whether an operation depends on a site's value, also outside of the loops and branches
-        that contain it."""
-        seen = set[int]()
-        waiting = [r for n, k in site.values for r in self.readers[self.nodes[n].outputs[k]]]
-        while waiting:
-            at = waiting.pop()
-            if at is not None and at.id not in seen:
-                seen.add(at.id)
-                waiting += [r for v in at.outputs for r in self.readers[v]]
-                waiting.append(self.home[at.id][2])
-                waiting += [n for r in at.regions for n in r.walk()]
-        return node.id in seen
 
     # ---- values ---------------------------------------------------------------------------------
 
@@ -167,29 +147,13 @@ class Sites:
         text = source_text(span)
         if span is None or not text or not isinstance(expression_at(span)[0], ast.expr):
             return None
-        group = {n.id: n for n in self.by_span[span] if not self._of_outer_gradient(n)}
-        if any(self.differentiated(n) for n in group.values()):
+        group = self.made_at(span)
+        found = tuple((n.id, k) for n, k, forward in self._leaving(group) if forward)
+        # Of the turns of a Python loop that read each other, not each one has a value that leaves.
+        has_one_each = len(found) == sum(n.op == node.op for n in group)
+        if not has_one_each or any(map(self.differentiated, group)):
             return None
-        found: list[tuple[int, int]] = []
-        for part in self._connect(group):
-            count = sum(n.op == node.op for n in part)
-            leaving = [(n.id, k) for n, k, forward in self._leaving(part) if forward and count]
-            if (
-                count > 1 or len(leaving) != count
-            ):  # which of them are one turn of a Python loop is not known
-                return None
-            found += leaving
-        return Site(f"`{text}` at line {span.line}", tuple(found), (span,)) if found else None
-
-    def _connect(self, group: dict[int, Node]) -> list[list[Node]]:
-        """The connected parts of a group of nodes, by who reads whom."""
-        parts: list[list[Node]] = []
-        for node in group.values():
-            makers = {self.makers[o][0].id for o in node.inputs if o in self.makers}
-            near = [part for part in parts if any(n.id in makers for n in part)]
-            parts = [part for part in parts if part not in near]
-            parts.append([*itertools.chain(*near), node])
-        return parts
+        return Site(f"`{text}` at line {span.line}", found, (span,))
 
     def _leaving(self, part: Sequence[Node]) -> Iterator[tuple[Node, int, bool]]:
         """The values of some nodes that other nodes read, and whether one of those is in no
@@ -211,8 +175,6 @@ class Sites:
     def returned(self, node: Node) -> Site | None:
         """The variable or call whose value is the gradient that a node inside a gradient
         contributes to."""
-        if self._of_outer_gradient(node):
-            return None
         sites = {self._exit(v, reader, node.backward) for v, reader in self._exits(node)}
         return sites.pop() if len(sites) == 1 else None
 
@@ -276,12 +238,12 @@ class Sites:
         expression, calls = expression_at(node.span)[0], self.alike(node)
         if expression is None or users_span(node) != node.span or node.span is None or not calls:
             return None
-        parts = {position_of(p): p for p in _parts(expression)}
+        parts = list(_parts(expression))
         origins = [self._origin(node, i) for i in range(len(node.inputs))]
         found: list[Site] = []
         for i in operands:
             if isinstance(origins[i], int) and not any((node.id, i) in r.values for r in found):
-                written = self._written(origins[i], node.span, list(parts.values()))
+                written = self._written(origins[i], node.span, parts)
                 if not written:
                     return None
                 same = [k for k, o in enumerate(origins) if o == origins[i]]

@@ -154,12 +154,10 @@ class _Copier:
                 return value
             case None | str() | bytes() | bool():
                 return value
-            case _ if hasattr(value, "dtype"):
-                return value
             case types.FunctionType() | functools.partial() if depth == 0:
                 self.found.fixed.add("functions that are called deep inside")
                 return value
-            case _ if depth == 0:
+            case _ if depth == 0 or hasattr(value, "dtype"):
                 return value
             case functools.partial():
                 used = _names(getattr(value.func, "__code__", None))

@@ -34,7 +34,14 @@ from sbp.plan.memory import DeviceMemory, reused_inputs
 from sbp.plan.saving import Repeat
 from sbp.plan.verify import over_budget, verify, verify_budgets
 from sbp.signatures import Sent
-from sbp.trace.collectives import KINDS, SENT_AS, SHARD_MAP, collective_runs, handwritten_bytes
+from sbp.trace.collectives import (
+    KINDS,
+    SENT_AS,
+    SHARD_MAP,
+    collective_runs,
+    handwritten_bytes,
+    mesh_sizes,
+)
 from sbp.trace.graph import CONTROL_FLOW, Constant, Graph, Node, Operand, amount
 from sbp.types import NdSbp
 
@@ -237,7 +244,7 @@ def bytes_sent(block: Block) -> float:
             case Loop(node=node, blocks=blocks):
                 total += amount(node, [bytes_sent(block) for block in blocks])
             case Apply(node=node) if node.op == SHARD_MAP:
-                total += handwritten_bytes(node)
+                total += handwritten_bytes(node.params["body"], mesh_sizes(node))
             case Apply() | Box():
                 total += instruction.bytes_sent
     return total

@@ -18,7 +18,6 @@ from sbp.errors import SbpInternalError
 from sbp.infer.space import Codes, Step, local_shape
 from sbp.infer.typing import Typing
 from sbp.machine.hardware import TILE, fills_tiles
-from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import (
     Apply,
     Block,
@@ -35,6 +34,7 @@ from sbp.signatures import LocalContext, rule_for, traits_of
 from sbp.signatures.kernels.shards import in_rows
 from sbp.signatures.region import REGION_OPS, parts, pick_p
 from sbp.signatures.rewrites import looks_up, rounds
+from sbp.signatures.rule import SplitAxes
 from sbp.trace.collectives import SHARD_MAP, evaluate, run_regions
 from sbp.trace.graph import LOOPS, SCAN, Graph, Node, interface_of
 from sbp.trace.scopes import scope_within
@@ -432,28 +432,17 @@ def rounded_to_bfloat16(x: Any) -> Any:
 
 @dataclass(slots=True, eq=False)
 class Place(LocalContext):
-    """What a kernel can ask about its node and its shards. Fields beside those of `LocalContext`:
+    """What a kernel can ask about its node and its shards. A field beside those of `LocalContext`:
 
     Arguments:
-      mesh: the mesh.
-      in_codes, out_codes: types of the operands and results.
+      mesh_axes: the names of the mesh axes.
     """
 
-    mesh: MeshSpec
-    in_codes: tuple[Codes, ...]
-    out_codes: tuple[Codes, ...]
+    mesh_axes: tuple[str, ...]
 
     def axis_index(self, axis: str) -> Any:
         """This device's index along a mesh axis."""
         return lax.axis_index(axis)
-
-    def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of the mesh axes that split a dim of an operand."""
-        return split_axes(self.in_codes[operand], self.mesh, dim)
-
-    def out_axes(self, result: int, dim: int) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of the mesh axes that split a dim of a result."""
-        return split_axes(self.out_codes[result], self.mesh, dim)
 
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
         """`x` of the device that is paired with this one as its source; zeros for no pair.
@@ -467,7 +456,7 @@ class Place(LocalContext):
 
     def is_first_device(self) -> Any:
         """True on the device with index 0 on every mesh axis."""
-        return lax.axis_index(self.mesh.names) == 0
+        return lax.axis_index(self.mesh_axes) == 0
 
 
 Called = Callable[[Instruction, Callable[..., list[Any]], list[Any]], list[Any]]
@@ -607,9 +596,9 @@ class Interpreter:
                     tuple(self.local(a.shape, c) for a, c in zip(ins, row.ins, strict=True)),
                     expected,
                     node.primitive,
-                    self.mesh,
-                    row.ins,
-                    row.outs,
+                    self.splits(ins, row.ins),
+                    self.splits(outs, row.outs),
+                    self.mesh.names,
                 )
                 results = found.local(place, args)
         got = tuple(tuple(np.shape(r)) for r in results)
@@ -619,6 +608,13 @@ class Interpreter:
                 f" {expected}"
             )
         return results
+
+    def splits(self, avals: Sequence[Any], types: Sequence[Codes]) -> SplitAxes:
+        """For each value and dim, the names and sizes of the mesh axes that split it."""
+        return tuple(
+            tuple(split_axes(codes, self.mesh, d) for d in range(len(aval.shape)))
+            for aval, codes in zip(avals, types, strict=True)
+        )
 
     def region(self, instruction: Apply, args: list[Any]) -> list[Any]:
         """A node of a hand-written region: the user's `shard_map` body, whose collectives run over

@@ -165,7 +165,7 @@ class Custom:
         # A second trial has NaN among the operands, which a maximum of parts may lose.
         has_floats = any(jnp.issubdtype(x.dtype, np.floating) for x in args)
         tried = [tuple(args), *([tuple(map(_with_nan, args))] if has_floats else [])]
-        oracles = [Oracle(whole, _Compiled(primitive), operands) for operands in tried]
+        oracles = [Oracle(whole, primitive, operands) for operands in tried]
         for n in sizes:
             for row in self.rows_of(Op(self.name, params, ins, tuple(outs), n)):
                 for oracle, seed in itertools.product(oracles, range(DRAWS)):
@@ -244,18 +244,6 @@ def _atom(text: str, row: str) -> Atom:
             code="type-syntax",
         )
     return found["axis"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Compiled:
-    """A primitive that is compiled when it runs: a user's primitive may have a lowering and no
-    evaluation rule."""
-
-    primitive: Any
-    multiple_results: bool = True
-
-    def bind(self, *args: Any, **params: Any) -> list[Any]:
-        return jax.jit(lambda *xs: _jax.bind(self.primitive, xs, params))(*args)
 
 
 def _text(aval: Any) -> str:

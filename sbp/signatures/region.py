@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp import _jax
+from sbp.annotations import as_type
 from sbp.errors import SbpError
 from sbp.signatures.factors import moved_rows
 from sbp.signatures.kernels.shards import neutral
 from sbp.signatures.rule import Op, Row, all_b
-from sbp.types import Atom, B, Split, Unreduced
+from sbp.types import B, Split, Unreduced
 
 # ---- the primitives -----------------------------------------------------------------------------
 
@@ -109,8 +110,9 @@ def region_rows(op: Op, mesh_axis: str) -> tuple[Row, ...]:
     if op.axis_size == 1:
         return (all_b(op),)
     if op.name == "shard_map":
-        ins = tuple(_atom(spec, mesh_axis) for spec in op.params["in_specs"])
-        return (Row(ins, tuple(_atom(spec, mesh_axis) for spec in op.params["out_specs"])),)
+        sides = op.params["in_specs"], op.params["out_specs"]
+        ins, outs = (tuple(as_type(spec).get(mesh_axis) for spec in side) for side in sides)
+        return (Row(ins, outs),)
     taking = op.name == "sbp_parts"
     whole, stacked = (op.ins[0], op.outs[0]) if taking else (op.outs[0], op.ins[0])
     monoid = Unreduced(op.params["monoid"]) if taking else None
@@ -123,19 +125,9 @@ def region_rows(op: Op, mesh_axis: str) -> tuple[Row, ...]:
             if monoid
             else (Row((Split(0),), (B,)),)
         )
-    rows = [all_b(op)]
-    for dim in range(len(whole.shape)):
-        inner: tuple[Atom, Atom] = (Split(dim), Split(dim + 1))
-        rows.append(Row(inner[:1], inner[1:]) if taking else Row(inner[1:], inner[:1]))
+    pairs = [((Split(dim),), (Split(dim + 1),)) for dim in range(len(whole.shape))]
+    rows = [all_b(op), *(Row(a, b) if taking else Row(b, a) for a, b in pairs)]
     return (*rows, Row((monoid,), (monoid,))) if monoid else (*rows, *moved_rows(op))
-
-
-def _atom(spec: Any, mesh_axis: str) -> Atom:
-    """The atom of a `PartitionSpec` on a mesh axis."""
-    for dim, entry in enumerate(spec):
-        if mesh_axis in ((entry,) if isinstance(entry, str) else entry or ()):
-            return Split(dim)
-    return B
 
 
 def check_mesh(

@@ -409,13 +409,11 @@ class _Part(Writer):
         """
         other = self.reversals.get(value)
         for form, turned in ((value, False), (other, True)):
-            if not isinstance(form, int):
-                continue
-            if form in self.asked and turned == is_reversed:
-                return True
-            for at in self.wiring.readers.get(form, ()):
-                is_own = self.graph.nodes[at].outputs == (other,)
-                if not is_own and (turned != self.is_mirrored(at, form)) == is_reversed:
+            if isinstance(form, int):
+                nodes = self.wiring.readers.get(form, ())
+                readers = [at for at in nodes if self.graph.nodes[at].outputs != (other,)]
+                read = {turned != self.is_mirrored(at, form) for at in readers}
+                if is_reversed in read or (form in self.asked and turned == is_reversed):
                     return True
         return False
 
@@ -434,10 +432,8 @@ class _Part(Writer):
         """Whether both forms of a value are equal: all elements along the dim are, or there are
         fewer than two."""
         dim, node = self.dims[value], self.wiring.maker(value)
-        if self.graph.aval(value).shape[dim] < 2:
-            return True
-        if node is None:
-            return False
+        if node is None or self.graph.aval(value).shape[dim] < 2:
+            return self.graph.aval(value).shape[dim] < 2
         copies = node.op == "broadcast_in_dim" and dim not in node.params["broadcast_dimensions"]
         return copies or (node.op == "iota" and node.params["dimension"] != dim)
 

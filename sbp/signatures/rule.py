@@ -215,6 +215,10 @@ class Op:
         return all(self.divides(aval.shape[a.dim]) for a, aval in sides if isinstance(a, Split))
 
 
+SplitAxes = tuple[tuple[tuple[tuple[str, int], ...], ...], ...]
+"""For each value and dim, the names and sizes of the mesh axes that split it, outer axes first."""
+
+
 @dataclass(eq=False)
 class LocalContext(ABC):
     """What a local kernel may ask: the equation on global shapes, and this device's shards.
@@ -226,6 +230,8 @@ class LocalContext(ABC):
       local_ins: shapes of this device's shards of the operands, padding included.
       local_outs: shapes of this device's shards of the results, padding included.
       primitive: the JAX primitive.
+      in_splits: the mesh axes that split the operands.
+      out_splits: the mesh axes that split the results.
     """
 
     params: dict[str, Any]
@@ -234,21 +240,12 @@ class LocalContext(ABC):
     local_ins: tuple[tuple[int, ...], ...]
     local_outs: tuple[tuple[int, ...], ...]
     primitive: Any
+    in_splits: SplitAxes
+    out_splits: SplitAxes
 
     @abstractmethod
     def axis_index(self, axis: str) -> Any:
         """This device's index along a mesh axis."""
-
-    @abstractmethod
-    def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of the mesh axes that split a dim of an operand, outer axes first.
-
-        A kernel's collectives run over these axes.
-        """
-
-    @abstractmethod
-    def out_axes(self, result: int, dim: int) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of the mesh axes that split a dim of a result, outer axes first."""
 
     @abstractmethod
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
@@ -267,6 +264,17 @@ class LocalContext(ABC):
     @abstractmethod
     def is_first_device(self) -> Any:
         """True on the device whose index is 0 on every mesh axis."""
+
+    def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
+        """Names and sizes of the mesh axes that split a dim of an operand, outer axes first.
+
+        A kernel's collectives run over these axes.
+        """
+        return self.in_splits[operand][dim]
+
+    def out_axes(self, result: int, dim: int) -> tuple[tuple[str, int], ...]:
+        """Names and sizes of the mesh axes that split a dim of a result, outer axes first."""
+        return self.out_splits[result][dim]
 
     def in_offset(self, operand: int, dim: int) -> Any:
         """The global index of element 0 of this device's shard of an operand, along one dim.

@@ -87,9 +87,21 @@ def mesh_sizes(region: Node) -> dict[str, int]:
 # ring optimum, with loop trips.
 
 
-def handwritten_bytes(node: Node) -> float:
-    """Bytes that one device sends when a `shard_map` node runs once."""
-    return _of_body(node.params["body"], mesh_sizes(node))
+def handwritten_bytes(graph: Graph, sizes: Mapping[str, int]) -> float:
+    """Bytes that one device sends in the collectives of a graph and of the regions in it, times the
+    trips of loops.
+
+    Arguments:
+      graph: a program, or the body of a region.
+      sizes: the sizes of the mesh axes around it; empty for a program.
+    """
+    return sum(
+        handwritten_bytes(node.params["body"], mesh_sizes(node))
+        if node.op == SHARD_MAP
+        else amount(node, [handwritten_bytes(region, sizes) for region in node.regions])
+        + _of_collective(graph, node, sizes)
+        for node in graph.nodes
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,15 +135,7 @@ def _runs(graph: Graph, sizes: dict[str, int], runs: int) -> Iterator[Collective
             yield CollectiveRun(node, names_of(node), runs, sent)
 
 
-def _of_body(graph: Graph, sizes: dict[str, int]) -> float:
-    return sum(
-        amount(node, [_of_body(region, sizes) for region in node.regions])
-        + _of_collective(graph, node, sizes)
-        for node in graph.nodes
-    )
-
-
-def _of_collective(graph: Graph, node: Node, sizes: dict[str, int]) -> float:
+def _of_collective(graph: Graph, node: Node, sizes: Mapping[str, int]) -> float:
     if node.op not in KINDS:
         return 0.0
     avals = map(graph.aval, node.inputs)

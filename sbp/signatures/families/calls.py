@@ -380,12 +380,7 @@ def _partitioned_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     Raises:
       SbpError: `bad-argument` where it gives none, or one with other results.
     """
-    sides = (ctx.global_ins, ctx.in_axes), (ctx.global_outs, ctx.out_axes)
-    split = [
-        [axes_of(i, d) for d in range(len(a.shape))]
-        for avals, axes_of in sides
-        for i, a in enumerate(avals)
-    ]
+    split = (*ctx.in_splits, *ctx.out_splits)
     axes = {name: n for dims in split for pairs in dims for name, n in pairs}
     if not axes:
         return bind_with(ctx, args)

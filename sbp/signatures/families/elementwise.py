@@ -28,7 +28,7 @@ from sbp.signatures.rule import (
     bind_with,
     names,
     rule,
-    rule_for,
+    traits_of,
 )
 from sbp.types import B, Unreduced
 
@@ -174,8 +174,7 @@ def partial_rows(op: Op) -> list[Row]:
         return []
     has = admissible(op.ins[0].dtype)
     rows: list[Row] = []
-    found = rule_for(op.name)
-    traits = found.traits if found is not None else Traits()
+    traits = traits_of(op.name)
     if traits.moves:
         rows += moved_rows(op)
     if op.name in _LINEAR and "sum" in has:

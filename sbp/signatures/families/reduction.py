@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -237,11 +236,10 @@ def by_jaxpr(jaxpr: Any) -> Combine:
       jaxpr: takes the scalars of the left elements, then those of the right ones.
     """
 
+    of_scalars = jnp.vectorize(lambda *scalars: tuple(_jax.eval_jaxpr(jaxpr, scalars)))
+
     def combine(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
-        shape = left[0].shape
-        flat = [x.reshape(-1) for x in (*left, *right)]
-        found = jax.vmap(lambda *scalars: _jax.eval_jaxpr(jaxpr, scalars))(*flat)
-        return [x.reshape(shape) for x in found]
+        return list(of_scalars(*left, *right))
 
     return combine
 

@@ -401,9 +401,8 @@ def _conv_general_dilated(op: Op) -> Sequence[Row]:
 def _splits_window(op: Op, windows: Windows) -> bool:
     """Whether the window may be split: in even shards, or in uneven ones if the copies of
     `convolve_uneven` are not larger than the whole image."""
-    if op.divides(windows.window):
-        return True
-    return windows.out * rereads(windows, -(-windows.window // op.axis_size)) <= windows.size
+    reread = rereads(windows, -(-windows.window // op.axis_size))
+    return op.divides(windows.window) or windows.out * reread <= windows.size
 
 
 def _halo_rows(op: Op) -> list[Row]:

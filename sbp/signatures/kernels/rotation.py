@@ -10,7 +10,7 @@ gathering, but no device stores the whole operand, and a device multiplies while
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,28 +96,26 @@ class Panels:
     @staticmethod
     def of(
         contracted: Iterable[tuple[int, int]],
-        rings: Sequence[tuple[int, int, int]],
+        rings: Mapping[tuple[int, int], int],
         shard: Callable[[int, int], tuple[int, bool]],
     ) -> "Panels | None":
         """The panels of a product; None where no contracted dim has blocks of one size.
 
         Arguments:
           contracted: each contracted dim in both operands.
-          rings: for each operand that goes round its position, the dim that its mesh axis splits,
-              and the number of devices.
+          rings: the number of devices on the ring of each operand that goes round, by its position
+              and the dim that its mesh axis splits.
           shard: for an operand and a dim, the length of a shard and whether no shard has padding.
         """
         for dims in contracted:
-            parts = [1, 1]
-            for operand, dim, n in rings:
-                parts[operand] = n if dim == dims[operand] else 1
+            parts = rings.get((0, dims[0]), 1), rings.get((1, dims[1]), 1)
             (left, even_left), (right, even_right) = map(shard, (0, 1), dims)
             blocks, total = math.lcm(*parts), parts[0] * left
             is_even = even_left and even_right and total % blocks == 0
             if is_even and total == parts[1] * right:
-                most = max(n for _, _, n in rings)
-                count = max(k for k in range(1, most + 1) if total // blocks % k == 0)
-                return Panels(dims=dims, parts=(parts[0], parts[1]), blocks=blocks, count=count)
+                most = range(1, max(rings.values()) + 1)
+                count = max(k for k in most if total // blocks % k == 0)
+                return Panels(dims=dims, parts=parts, blocks=blocks, count=count)
         return None
 
     def panel(self, x: Any, operand: int, number: Any) -> Any:
@@ -234,11 +232,11 @@ def _panel_count(op: Op, rows: Sequence[tuple[Row, int]]) -> int:
         return size, even
 
     (lhs, rhs), _ = op.params["dimension_numbers"]
-    rings = []
+    rings = dict[tuple[int, int], int]()
     for operand, row, n in turning:
         atom = row.ins[operand]
         assert isinstance(atom, Split)
-        rings.append((operand, atom.dim, n))
+        rings[operand, atom.dim] = n
     panels = Panels.of(sorted(zip(lhs, rhs, strict=True)), rings, shard)
     return 1 if panels is None else panels.count
 
@@ -312,7 +310,7 @@ def _panels(
 
     contracted = [f for f in m.ins[0] if f is not None and f in m.ins[1] and f not in m.outs[0]]
     dims = ((m.ins[0].index(f), m.ins[1].index(f)) for f in contracted)
-    return Panels.of(dims, [(r.operand, r.dim, r.n) for r in rotating], shard)
+    return Panels.of(dims, {(r.operand, r.dim): r.n for r in rotating}, shard)
 
 
 def rotate_product(

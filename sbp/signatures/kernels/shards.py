@@ -1,7 +1,9 @@
 """Helpers of local kernels: neutral padding, positions in a shard, blocks of equal size, and groups
 of dims that a reshape keeps."""
 
+import itertools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -178,37 +180,6 @@ def clip_indices(index: Any, size: int) -> tuple[Any, Any]:
 # exchange between devices where shards differ.
 
 
-def reshape_groups(
-    source: Sequence[int], target: Sequence[int]
-) -> list[tuple[list[int], list[int]]]:
-    """The finest grouping of the dims of a reshape, as pairs of dim lists with the same number of
-    elements.
-
-    >>> reshape_groups((6, 4), (2, 3, 4))
-    [([0], [0, 1]), ([1], [2])]
-    """
-    groups: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(source) or j < len(target):
-        left, right = [], []
-        a = b = 1
-        if i < len(source):
-            left, a, i = [i], source[i], i + 1
-        if j < len(target):
-            right, b, j = [j], target[j], j + 1
-        while a != b:
-            if a < b and i < len(source):
-                left.append(i)
-                a, i = a * source[i], i + 1
-            elif b < a and j < len(target):
-                right.append(j)
-                b, j = b * target[j], j + 1
-            else:
-                return groups
-        groups.append((left, right))
-    return groups
-
-
 @dataclass(frozen=True, slots=True)
 class ReshapeGroup:
     """Dims of a reshape whose elements are the same before and after; their leading dims split.
@@ -216,16 +187,19 @@ class ReshapeGroup:
     Arguments:
       source: sizes of the operand's dims.
       target: sizes of the result's dims.
-      dims: the group's dims of the operand.
-      lead: the first of them with more than one element.
-      lead_out: the first of the group's dims of the result with more than one element.
+      dims: the group's dims of the operand, those with more than one element.
+      lead_out: the first such dim of the result.
     """
 
     source: tuple[int, ...]
     target: tuple[int, ...]
     dims: tuple[int, ...]
-    lead: int
     lead_out: int
+
+    @property
+    def lead(self) -> int:
+        """The first dim of the operand."""
+        return self.dims[0]
 
     @property
     def size(self) -> int:
@@ -251,11 +225,19 @@ class ReshapeGroup:
 
 
 def split_groups(source: Sequence[int], target: Sequence[int]) -> list[ReshapeGroup]:
-    """The groups of a reshape with more than one element; other groups have no dim to split."""
+    """The finest groups of dims that have the same elements before and after a reshape. Dims of one
+    element, which do not split, are in none.
+
+    >>> [(g.dims, g.lead_out) for g in split_groups((6, 1, 4), (2, 3, 4))]
+    [((0,), 0), ((2,), 2)]
+    """
+    kept, kept_out = ([d for d, n in enumerate(sizes) if n > 1] for sizes in (source, target))
+    ends = list(itertools.accumulate((source[d] for d in kept), operator.mul))
+    ends_out = list(itertools.accumulate((target[d] for d in kept_out), operator.mul))
+    common = [end for end in ends if end in ends_out]
     found = []
-    for left, right in reshape_groups(source, target):
-        lead = next((d for d in left if source[d] > 1), None)
-        lead_out = next((d for d in right if target[d] > 1), None)
-        if lead is not None and lead_out is not None:
-            found.append(ReshapeGroup(tuple(source), tuple(target), tuple(left), lead, lead_out))
+    for low, high in itertools.pairwise((1, *common)):
+        dims = tuple(d for d, end in zip(kept, ends, strict=True) if low < end <= high)
+        lead_out = next(d for d, end in zip(kept_out, ends_out, strict=True) if low < end)
+        found.append(ReshapeGroup(tuple(source), tuple(target), dims, lead_out))
     return found

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.rule import LocalContext, Op, Row, kernel_named, rule_for
+from sbp.signatures.rule import LocalContext, Op, Row, SplitAxes, kernel_named, rule_for
 from sbp.types import Atom, Broadcast, P, Split, Unreduced
 
 # ---- parts ---------------------------------------------------------------------------------------
@@ -79,28 +79,22 @@ def _offset(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -
 def _sum_parts(x: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Parts of a sum. Each element is on one device, or shared in 5/8 and 3/8 by two devices, or
     changed by random offsets whose sum is 0."""
-    way = rng.integers(0, 3, x.shape)
-    holder, second = (
-        rng.integers(0, n, x.shape),
-        (rng.integers(1, n, x.shape) if n > 1 else np.zeros(x.shape, int)),
-    )
-    out, rest = [], np.zeros_like(x)
+    if n == 1:
+        return [x]
+    way, holder = rng.integers(0, 3, x.shape), rng.integers(0, n, x.shape)
+    second, zero = (holder + rng.integers(1, n, x.shape)) % n, np.zeros_like(x)
     integer = jnp.issubdtype(x.dtype, np.integer)
-    big, small = (
-        (x - x // 2, x // 2) if integer else (x * x.dtype.type(0.625), x * x.dtype.type(0.375))
-    )
-    scattered = [_offset(x.shape, x.dtype, rng) for _ in range(n - 1)]
-    for i in range(n):
-        on_one = np.where(holder == i, x, np.zeros_like(x))
-        shares = np.where(
-            holder == i, big, np.where((holder + second) % n == i, small, np.zeros_like(x))
-        )
-        if n == 1:
-            shares = x
-        cancelling = scattered[i] if i < n - 1 else x - rest
-        rest = rest + cancelling if i < n - 1 else rest
-        out.append(np.select([way == 0, way == 1], [on_one, shares], cancelling).astype(x.dtype))
-    return out
+    small = x // 2 if integer else x * x.dtype.type(0.375)
+    big = x - small if integer else x * x.dtype.type(0.625)
+    offsets = [_offset(x.shape, x.dtype, rng) for _ in range(n - 1)]
+    cancelling = [*offsets, x - sum(offsets, zero)]
+    shares = [np.where(holder == i, big, np.where(second == i, small, zero)) for i in range(n)]
+    return [
+        np.select(
+            [way == 0, way == 1], [np.where(holder == i, x, zero), shares[i]], cancelling[i]
+        ).astype(x.dtype)
+        for i in range(n)
+    ]
 
 
 def _ordered_parts(x: np.ndarray, n: int, sign: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -112,12 +106,9 @@ def _ordered_parts(x: np.ndarray, n: int, sign: int, rng: np.random.Generator) -
         if jnp.issubdtype(x.dtype, np.integer):
             info = jnp.iinfo(x.dtype)
             end = int(info.min) if sign < 0 else int(info.max)
-            wide = x.astype(object)
-            step = np.array(
-                [int(rng.integers(0, min(abs(end - int(v)), 9), endpoint=True)) for v in x.ravel()],
-                object,
-            ).reshape(x.shape)
-            beyond = np.where(rng.random(x.shape) < 0.3, end, wide + sign * step).astype(x.dtype)
+            steps = rng.integers(0, 9, x.shape, endpoint=True)
+            near = np.clip(x.astype(object) + sign * steps, int(info.min), int(info.max))
+            beyond = np.where(rng.random(x.shape) < 0.3, end, near).astype(x.dtype)
         else:
             base = x.astype(np.float64)
             step = (
@@ -324,10 +315,8 @@ def difference(got: np.ndarray, want: np.ndarray, scale: np.ndarray | float = 0.
     tolerance = TOLERANCE[want.dtype.itemsize // (2 if is_complex else 1)]
     wide = np.complex128 if is_complex else np.float64
     got, want = got.astype(wide), want.astype(wide)
-    finite = np.isfinite(want)
-    with np.errstate(invalid="ignore"):
-        near = np.abs(got - want) <= tolerance * (np.abs(want) + np.maximum(1.0, scale))
-    good = np.where(finite, near, ~np.isfinite(got))
+    near = np.isclose(got, want, tolerance, tolerance * np.maximum(1.0, scale))
+    good = near | ~(np.isfinite(got) | np.isfinite(want))
     return "" if good.all() else f"{got} instead of {want}"
 
 
@@ -336,9 +325,6 @@ def difference(got: np.ndarray, want: np.ndarray, scale: np.ndarray | float = 0.
 
 Parts = dict[tuple[int, ...], np.ndarray]
 """Each device's part of a value, by the device's index on each mesh axis."""
-
-SplitAxes = tuple[tuple[tuple[tuple[str, int], ...], ...], ...]
-"""For each value and dim, the names and sizes of the mesh axes that split it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,55 +356,52 @@ class OpTypes:
         """Shapes of the parts."""
         return tuple(localise(a.shape, t, self.sizes) for a, t in zip(avals, types, strict=True))
 
-    def axes(self, atoms: Types, dim: int) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of the mesh axes that split a dim of a value of some type."""
-        named = ((f"axis{k}", n) for k, n in enumerate(self.sizes))
-        return tuple(axis for axis, atom in zip(named, atoms, strict=True) if atom == Split(dim))
-
     def splits(self, avals: Sequence[Any], types: Sequence[Types]) -> SplitAxes:
         """For each value and dim, the names and sizes of the mesh axes that split it."""
         return tuple(
-            tuple(self.axes(t, d) for d in range(len(a.shape)))
-            for a, t in zip(avals, types, strict=True)
+            tuple(
+                tuple((f"axis{k}", n) for k, n in enumerate(self.sizes) if atoms[k] == Split(dim))
+                for dim in range(len(aval.shape))
+            )
+            for aval, atoms in zip(avals, types, strict=True)
         )
+
+
+def permute_batches(x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
+    """Sends `x` along an axis of `jax.vmap`, as `jax.lax.ppermute` does along a mesh axis.
+
+    JAX permutes a batch dim only as a whole, so devices without a pair are paired with each other.
+
+    Arguments:
+      x: what each device sends.
+      axis: the axis.
+      pairs: (source, destination) devices.
+    """
+    size = lax.axis_size(axis)
+    sources, targets = (sorted(set(range(size)) - {p[k] for p in pairs}) for k in (0, 1))
+    found = lax.ppermute(x, axis, [*pairs, *zip(sources, targets, strict=True)])
+    receives = np.isin(range(size), targets, invert=True)
+    return jnp.where(jnp.asarray(receives)[lax.axis_index(axis)], found, jnp.zeros_like(found))
 
 
 @dataclass(slots=True, eq=False)
 class ListPlace(LocalContext):
-    """The `LocalContext` of one device of a list. It adds these fields:
+    """The `LocalContext` of one device of a list. It adds a field:
 
     Arguments:
-      types: types of the operands and results.
       index: this device's index along each mesh axis, which is an argument of the compiled kernel,
         as it is in a plan.
     """
 
-    types: OpTypes
     index: dict[str, Any]
 
     def axis_index(self, axis: str) -> Any:
         """This device's index along a mesh axis."""
         return self.index[axis]
 
-    def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of the mesh axes that split a dim of an operand."""
-        return self.types.axes(self.types.ins[operand], dim)
-
-    def out_axes(self, result: int, dim: int) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of the mesh axes that split a dim of a result."""
-        return self.types.axes(self.types.outs[result], dim)
-
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
-        """The `x` of the device that sends to this one; zeros for no pair.
-
-        JAX permutes a batch dim only as a whole, so devices without a pair are paired with each
-        other.
-        """
-        size = lax.axis_size(axis)
-        sources, targets = (sorted(set(range(size)) - {p[k] for p in pairs}) for k in (0, 1))
-        found = lax.ppermute(x, axis, [*pairs, *zip(sources, targets, strict=True)])
-        receives = np.isin(range(size), targets, invert=True)
-        return jnp.where(jnp.asarray(receives)[lax.axis_index(axis)], found, jnp.zeros_like(found))
+        """The `x` of the device that sends to this one; zeros for no pair."""
+        return permute_batches(x, axis, pairs)
 
     def is_first_device(self) -> Any:
         """True on the device with index 0 on every mesh axis."""
@@ -450,21 +433,14 @@ class Oracle:
 
     def __init__(self, op: Op, primitive: Any, args: tuple[Any, ...]) -> None:
         self.op, self.primitive, self.args = op, primitive, args
-        found = rule_for(op.name)
-        self._plain: Any = self._bind if found and found.local else jax.jit(self._bind)
+        # A user's primitive may have a lowering and no evaluation rule.
+        self._plain = jax.jit(lambda *xs: _jax.bind(primitive, xs, op.params))
         self.whole = [words_of(x) for x in self._plain(*args)]
         self._kernels: dict[Any, Any] = {}
 
-    def _bind(self, *args: Any) -> list[Any]:
-        return _jax.bind(self.primitive, args, self.op.params)
-
     def _kernel(self, types: OpTypes) -> Any:
         """The rule's kernel, compiled once for each way to split operands and results; all devices
-        share it.
-
-        On whole shapes the kernel is not compiled: it runs the primitive, which JAX has compiled
-        for the whole operands.
-        """
+        share it."""
         shapes = self._shapes(types)
         axes = types.splits(self.op.ins, types.ins), types.splits(self.op.outs, types.outs)
         key = axes, (types.sizes, *types.whole) if types.communicates else ()
@@ -475,18 +451,15 @@ class Oracle:
                 if found is None or found.local is None:
                     return self._plain(*args)
                 avals = self.op.ins, self.op.outs
-                place = ListPlace(self.op.params, *avals, *shapes, self.primitive, types, index)
+                place = ListPlace(self.op.params, *avals, *shapes, self.primitive, *axes, index)
                 return found.local(place, args)
 
-            is_whole = not any(any(dims) for side in axes for dims in side)
             compiled: Any = run
             if types.communicates:
                 varying = [None if whole else 0 for whole in types.whole]
                 for axis in reversed(range(len(types.sizes))):
                     compiled = jax.vmap(compiled, (varying, 0), axis_name=f"axis{axis}")
-            if types.communicates or not (is_whole or found is None or found.local is None):
-                compiled = jax.jit(compiled)
-            self._kernels[key] = compiled
+            self._kernels[key] = jax.jit(compiled)
         return self._kernels[key]
 
     def _shapes(

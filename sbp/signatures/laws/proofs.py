@@ -7,6 +7,7 @@ definition; where this is not obvious, the tests enumerate cases.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -238,15 +239,13 @@ def ragged_groups(groups: int) -> Theorem:
     sizes = _ints(" ".join(f"s{k}" for k in range(groups)))
     row: Term = z3.Int("row")
     claims = []
-    for first in range(groups):
-        for last in range(first + 1, groups + 1):
-            skipped = z3.Sum(sizes[:first])
-            counted = [sizes[first] + skipped, *sizes[first + 1 : last]]
-            claims += [
-                _in_group(row, sizes, k)
-                == z3.And(row >= skipped, _in_group(row, counted, k - first))
-                for k in range(first, last)
-            ]
+    for first, last in itertools.combinations(range(groups + 1), 2):
+        skipped = z3.Sum(sizes[:first])
+        counted = [sizes[first] + skipped, *sizes[first + 1 : last]]
+        claims += [
+            _in_group(row, sizes, k) == z3.And(row >= skipped, _in_group(row, counted, k - first))
+            for k in range(first, last)
+        ]
     return Theorem((*(s >= 0 for s in sizes), row >= 0), z3.And(*claims))
 
 
@@ -487,19 +486,16 @@ def theorem(op: Op, row: Row) -> Theorem | None:
     An operator that moves elements has the law of the identity. A monotone function is any function
     that is monotone in the operand.
     """
-    if any(isinstance(a, Split) for a in (*row.ins, *row.outs)) or not any(
-        isinstance(a, Unreduced) for a in row.ins
-    ):
+    ins, outs = ({a for a in side if isinstance(a, Unreduced)} for side in (row.ins, row.outs))
+    splits = any(isinstance(a, Split) for a in (*row.ins, *row.outs))
+    # A complex number is not two independent reals: the tests on numbers check complex rows.
+    is_complex = any(jnp.issubdtype(a.dtype, np.complexfloating) for a in (*op.ins, *op.outs))
+    if splits or is_complex or not ins or len(outs) != 1:
         return None
-    if any(jnp.issubdtype(a.dtype, np.complexfloating) for a in (*op.ins, *op.outs)):
-        return None  # not two independent reals: the tests on numbers check complex rows
-    partial = {a for a in row.outs if isinstance(a, Unreduced)}
-    if len(partial) != 1:
-        return None
-    (out,) = partial
+    (out,) = outs
     traits = traits_of(op.name)
     if traits.moves or (op.name == "convert_element_type" and op.ins[0].dtype == op.outs[0].dtype):
-        if {a for a in row.ins if isinstance(a, Unreduced)} != {out}:
+        if ins != {out}:
             return None
         moved = (op.outs[row.outs.index(out)].dtype, out, 0)
         return law([moved], out, lambda x: x)
@@ -512,11 +508,7 @@ def theorem(op: Op, row: Row) -> Theorem | None:
     if op.name in ("ge", "gt", "le", "lt"):
         operand_dtypes = [np.dtype(np.float32)] * 2  # the law holds for every order; reals have one
     function, premises = scalar_function(op), ()
-    if (
-        traits.monotone
-        and op.name not in SCALAR
-        and all(a.monoid in ("max", "min") for a in row.ins if isinstance(a, Unreduced))
-    ):
+    if traits.monotone and op.name not in SCALAR and all(a.monoid in ("max", "min") for a in ins):
         return _monotone(traits.monotone, row)
     ordered = (
         op.name == "convert_element_type"
@@ -612,7 +604,7 @@ def contraction(monoid: str) -> Theorem:
 
 
 @functools.cache
-def _index_outcome(name: str) -> Outcome:
+def _is_proved(name: str) -> bool:
     """Whether a theorem about indices is proved for all the device counts that `INDEX_THEOREMS`
     states it for. A monoid's name stands for its two theorems about reductions."""
     if name in ("sum", "prod", "max", "min", "and", "or"):
@@ -620,10 +612,7 @@ def _index_outcome(name: str) -> Outcome:
     else:
         state, sizes = INDEX_THEOREMS[name]
         theorems = [state(n) for n in sizes]
-    for outcome in map(decide, theorems):
-        if outcome != "proved":
-            return outcome
-    return "proved"
+    return all(decide(theorem) == "proved" for theorem in theorems)
 
 
 def index_theorem(op: Op, row: Row) -> str | None:
@@ -651,7 +640,7 @@ def row_status(op: Op, row: Row) -> Status:
         return "proved"  # every device runs the whole operator
     name = index_theorem(op, row)
     if name is not None:
-        return "proved" if _index_outcome(name) == "proved" else "assumed"
+        return "proved" if _is_proved(name) else "assumed"
     found = theorem(op, row)
     if found is None:
         return "enumerated"
