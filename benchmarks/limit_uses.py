@@ -209,7 +209,7 @@ def dearest(before: Any, request: Any, program: Any, sites: Any) -> Any:
 
 
 def tree(before: Any, self: Any, value: int, types: Any) -> Any:
-    use("plan.ir.ORDERED_TYPES", len(types - {self.typing.values[value]}))
+    use("plan.ir.ORDERED_TYPES", len({*types} - {self.typing.values[value]}))
     return before(self, value, types)
 
 

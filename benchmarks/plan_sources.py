@@ -54,7 +54,7 @@ def plans(wanted: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Files of plans of whole training steps.")
     parser.add_argument("step", nargs="*")
     print(f"{'step':<24} operations  lines  seconds  only one has")
     for name, plan in plans(parser.parse_args().step):

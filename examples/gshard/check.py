@@ -15,11 +15,12 @@ from rich.console import Console
 
 from examples.gshard.config import TranslationConfig
 from examples.gshard.data import encode_pairs
+from examples.gshard.machine import need_room
 from examples.gshard.options import Run, parse_args
 from examples.gshard.sources import load
 from examples.gshard.train import show_corpus, show_plan, tokenizers
 from sbp.errors import SbpError
-from sbp.moe.checkpoint import describe, need_room, same_content, same_run, saved_steps
+from sbp.moe.checkpoint import describe, same_content, same_run, saved_steps
 from sbp.moe.step import plan_train_step, state_shapes
 
 _ABOUT = (

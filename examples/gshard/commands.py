@@ -19,12 +19,13 @@ from examples.gshard.display import show_evaluation
 from examples.gshard.drawing import canvas, write_drawings
 from examples.gshard.evaluate import MODEL, baselines, copying, evaluate
 from examples.gshard.export import SavedRun, open_run, read_export
+from examples.gshard.machine import make_mesh
 from examples.gshard.options import CommandParser, Run, parse_mesh
 from examples.gshard.sources import load
 from examples.gshard.translator import Translator, plan_search
 from sbp.errors import SbpError, nearest
 from sbp.moe.decode import ALPHA, BeamSearch
-from sbp.moe.sharding import leaf_types, make_mesh, simulate_devices
+from sbp.moe.sharding import leaf_types, simulate_devices
 
 
 def _parser(name: str, description: str, beam: int) -> CommandParser:

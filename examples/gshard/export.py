@@ -19,13 +19,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.flax import save
 
 from examples.gshard.config import TranslationConfig
+from examples.gshard.machine import need_x64
 from examples.gshard.options import CommandParser
 from examples.gshard.tokenizer import Tokenizer
 from sbp.errors import SbpError, nearest
 from sbp.moe.checkpoint import bound, digest_of, fingerprints, read_params, saved_steps, write_whole
 from sbp.moe.config import ModelConfig
 from sbp.moe.model import init_params
-from sbp.moe.sharding import need_x64
 
 # ---- folders of runs ----------------------------------------------------------------------------
 

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, NoReturn, get_type_hints
 
 from examples.gshard.config import TranslationConfig, override
 from examples.gshard.hosts import Hosts, add_options
+from examples.gshard.machine import need_x64
 from examples.gshard.presets import PRESETS, preset_name
 from examples.gshard.profiler import Window
 from sbp.errors import SbpError, nearest
 from sbp.moe.config import ModelConfig
-from sbp.moe.sharding import AXES, Pipeline, Sharding, check_parts, need_x64, sharding_of
+from sbp.moe.sharding import AXES, Pipeline, Sharding, check_parts, sharding_of
 
 # ---- configuration files ------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from examples.gshard.data import Encoded, batches, encode_pairs, evaluation_batc
 from examples.gshard.display import TrainingDisplay, show_error, show_evaluation
 from examples.gshard.evaluate import MODEL, Evaluation, baselines, evaluate
 from examples.gshard.hosts import between_processes
+from examples.gshard.machine import make_mesh, need_room
 from examples.gshard.options import Run, parse_args, undivided
 from examples.gshard.profiler import Profiler
 from examples.gshard.sources import load
@@ -44,7 +45,6 @@ from sbp.errors import SbpError
 from sbp.moe.checkpoint import (
     Checkpoints,
     describe,
-    need_room,
     newest_text,
     write_whole,
 )
@@ -52,7 +52,7 @@ from sbp.moe.config import PAD, ModelConfig
 from sbp.moe.decode import BeamSearch
 from sbp.moe.hosts import BatchPart, agree, from_first, is_first
 from sbp.moe.model import Batch, loss_fn
-from sbp.moe.sharding import Sharding, make_mesh, simulate_devices
+from sbp.moe.sharding import Sharding, simulate_devices
 from sbp.moe.step import TrainState, batch_shapes, plan_train_step, state_shapes
 from sbp.moe.trainer import StepPlan, Trainer
 

@@ -39,7 +39,7 @@ from sbp.explain.relaxations import (
 )
 from sbp.explain.subjects import ComparedPlan
 from sbp.explain.why import why
-from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, show, takes
+from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, takes
 from sbp.plan.fit import fit
 from sbp.plan.program import Cost, Program
 from sbp.plan.saved import SavedPlan, load_program, write_file
@@ -628,8 +628,6 @@ def assert_plan_unchanged(
     ['-input x: f32[8,8] data:S(0)']
     """
     path, text = Path(file), "\n".join(_lines(plan)) + "\n"
-    if "\n" in str(path):
-        raise _bad(f"assert_plan_unchanged takes the name of a file, got {show(str(path))}")
     if update or os.environ.get(UPDATE) == "1":
         try:
             path.write_text(text, "utf-8")

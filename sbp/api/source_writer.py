@@ -30,7 +30,7 @@ from sbp.signatures.expressions import (
     tuple_text,
 )
 from sbp.source.reader import users_span
-from sbp.trace.equations import Bodies, CodePlace, RepeatedBlock, bodies_of, in_blocks, is_literal
+from sbp.trace.equations import Bodies, RepeatedBlock, bodies_of, in_blocks, is_literal
 from sbp.trace.graph import Node
 
 INLINE = 3
@@ -229,8 +229,9 @@ class SourceWriter:
                 item, scope
             )
 
-    def place(self, eqn: Any) -> CodePlace | None:
-        """Where the instruction of an equation comes from, or the first one of a block."""
+    def place(self, eqn: Any) -> tuple[str, Sequence[Any]] | None:
+        """The comment on an equation, and the user's calls that it, or the first equation of a
+        block, stands in."""
         while isinstance(eqn, RepeatedBlock):
             eqn = eqn.eqns[0]
         instruction = self.instruction(eqn)
@@ -238,7 +239,7 @@ class SourceWriter:
             return None
         node = instruction.reader if isinstance(instruction, Box) else instruction.node
         calls = [node.backward, *reversed(node.stack)] if node is not None else []
-        return CodePlace(self.comment(instruction), calls)
+        return self.comment(instruction), calls
 
     def nested(self, jaxpr: Any, eqns: Sequence[Any]) -> set[Any]:
         """The variables of a jaxpr that may be written where they are read: one operation of the
@@ -364,13 +365,13 @@ class SourceWriter:
             self.loop = outer
         else:
             own, doc = (name, "") if instruction is None else self.title(instruction)
-            ins = [self.read(v, scope) for v in eqn.invars]
-            names = [x if x.isidentifier() else "" for x in ins]
-            is_box = isinstance(instruction, Box)  # equal conversions of any value are one function
-            function = self.function(closed, own, doc, ["x"] if is_box else names)
-            ins = [f"jnp.asarray({x})" if n == "" else x for n, x in zip(names, ins, strict=True)]
-            outs = ", ".join(scope.name(v, "t") for v in eqn.outvars)
-            lines = [f"{outs} = " * bool(outs) + f"{function}({', '.join(ins)})"]
+
+            def write(names: list[str]) -> str:
+                # Equal conversions of any value are one function.
+                own_names = ["x"] if isinstance(instruction, Box) else names
+                return self.function(closed, own, doc, own_names)
+
+            lines = [self.call_line(eqn, scope, write)]
         comment = self.comment(instruction) if instruction is not None else ""
         if not comment or any("# " in line for line in lines):
             yield from lines
@@ -390,30 +391,35 @@ class SourceWriter:
 
     def block(self, block: RepeatedBlock, scope: _FunctionNames) -> Iterator[str]:
         """The line of a call of a block, whose function is written for the first of these calls."""
-        ins = [self.read(v, scope) for v in block.invars]
-        names = [x if x.isidentifier() else "" for x in ins]
         self.hint(block, scope)
-        if block.key not in self.blocks:
-            self.blocks[block.key] = self.function(block, self.user_function(block), names=names)
-        ins = [f"jnp.asarray({x})" if n == "" else x for n, x in zip(names, ins, strict=True)]
-        outs = ", ".join(scope.name(v, "t") for v in block.outvars)
-        yield f"{outs} = {self.blocks[block.key]}({', '.join(ins)})"
+
+        def write(names: list[str]) -> str:
+            if block.key not in self.blocks:
+                own = self.user_function(block)
+                self.blocks[block.key] = self.function(block, own, names=names)
+            return self.blocks[block.key]
+
+        yield self.call_line(block, scope, write)
+
+    def call_line(self, item: Any, scope: _FunctionNames, write: Callable[[list[str]], str]) -> str:
+        """A call of a function with the operands of an equation or a block. `write` takes names for
+        the arguments, and gives that of the function."""
+        ins = [self.read(v, scope) for v in item.invars]
+        names = [x if x.isidentifier() else "" for x in ins]
+        function = write(names)
+        ins = [x if n else f"jnp.asarray({x})" for n, x in zip(names, ins, strict=True)]
+        outs = ", ".join(scope.name(v, "t") for v in item.outvars)
+        return f"{outs} = " * bool(outs) + f"{function}({', '.join(ins)})"
 
     def user_function(self, block: RepeatedBlock) -> str:
-        """The innermost function of the user that all operations of a block come from."""
-        nodes = [i.node for i in self.applied(block.eqns)]
-        stacks = [[s.function for s in node.stack] for node in nodes if node.stack] or [[]]
-        names = (name for name in stacks[0] if all(name in stack for stack in stacks))
+        """The innermost function of the user that the first and the last operation of a block come
+        from."""
+        ends = (block.eqns[0], block.eqns[-1])
+        first, last = ((self.place(end) or ("", [False]))[1] for end in ends)
+        shared = {span.function for span in last[1:]}
+        names = (s.function for s in reversed(first[1:]) if s.function in shared)
         own = next((name for name in names if name.isidentifier()), "block")
-        return f"{own}_gradient" if nodes and all(node.backward for node in nodes) else own
-
-    def applied(self, items: Sequence[Any]) -> Iterator[Apply]:
-        """The operations of equations and blocks."""
-        for item in items:
-            if isinstance(item, RepeatedBlock):
-                yield from self.applied(item.eqns)
-            elif isinstance(instruction := self.instruction(item), Apply):
-                yield instruction
+        return f"{own}_gradient" if first[0] and last[0] else own
 
     def inline(self, eqn: Any, closed: Any, scope: _FunctionNames) -> Iterator[str]:
         """The lines of the operations of a call."""

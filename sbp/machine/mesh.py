@@ -490,10 +490,7 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
         hardware = HARDWARE[hardware]
     if not isinstance(hardware, Hardware):
         raise SbpError(f"hardware must be an sbp.Hardware or the name of one, got {show(hardware)}")
-    slices = 1
-    if isinstance(mesh, Mesh):
-        index: Any = np.vectorize(lambda d: getattr(d, "slice_index", None) or 0, otypes=[int])
-        hardware, slices = _on_slices(hardware, mesh.axis_names, index(mesh.devices))
+    hardware, slices = _on_slices(hardware, mesh)
     spec = MeshSpec(axes=axes, hardware=hardware, is_assumed=is_assumed, slices=slices)
     for mesh_axis, _ in hardware.slow_axes:
         spec.size(mesh_axis)
@@ -524,24 +521,21 @@ def _hardware_of(mesh: Mesh | AbstractMesh) -> Hardware:
     return hardware_of_kind(device.device_kind, device.platform)
 
 
-def _on_slices(
-    hardware: Hardware, names: Sequence[str], slices: np.ndarray
-) -> tuple[Hardware, int]:
+def _on_slices(hardware: Hardware, mesh: Mesh | AbstractMesh) -> tuple[Hardware, int]:
     """The hardware with the network between slices, unless the user has given one for an axis, and
-    the number of slices. An axis that is only in part across slices, and is not the outermost of
-    these, is priced as if each of its devices were in another slice.
-
-    Arguments:
-      hardware: the hardware in one slice.
-      names: the mesh axes.
-      slices: for each device of the mesh the slice that it is in.
-    """
+    the number of slices that the devices of a mesh are in. An axis that is only in part across
+    slices, and is not the outermost of these, is priced as if each of its devices were in another
+    slice."""
+    if isinstance(mesh, AbstractMesh):
+        return hardware, 1
+    index: Any = np.vectorize(lambda d: getattr(d, "slice_index", None) or 0, otypes=[int])
+    slices: np.ndarray = index(mesh.devices)
     count, network = len(np.unique(slices)), hardware.beyond or SLICE_NETWORK
     if count < 2 or hardware.slow_axes:
         return hardware, count
     if slices.size % count == 0 and (np.diff(slices.ravel()) >= 0).all():  # the outer axes
         return replace(hardware, joined_devices=slices.size // count, beyond=network), count
-    across = [name for k, name in enumerate(names) if np.diff(slices, axis=k).any()]
+    across = [name for k, name in enumerate(mesh.axis_names) if np.diff(slices, axis=k).any()]
     return replace(hardware, slow_axes=tuple((name, network) for name in across)), count
 
 

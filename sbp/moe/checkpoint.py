@@ -288,26 +288,6 @@ def _usable(workdir: Path) -> int:
     return held
 
 
-def need_room(folder: Path, shapes: TrainState) -> None:
-    """Refuse a disk that has no room for one more checkpoint of a state.
-
-    Arguments:
-      folder: on the disk.
-      shapes: the state as ShapeDtypeStructs.
-
-    Raises:
-      SbpError: `bad-checkpoint` where it has less than the bytes of the arrays.
-    """
-    need = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-    free = shutil.disk_usage(folder).free
-    if free < need:
-        raise SbpError(
-            f"{folder} has {free / 2**20:,.1f} MiB of room left, and a checkpoint takes"
-            f" {need / 2**20:,.1f} MiB; make room, or choose another --workdir",
-            code="bad-checkpoint",
-        )
-
-
 _WRITE_ERRORS = (OSError, ValueError)  # the latter are tensorstore's
 
 

@@ -2,7 +2,7 @@
 blocks of equations that a jaxpr repeats."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -97,20 +97,9 @@ class RepeatedBlock(NamedTuple):
         return set().union(*(eqn.effects for eqn in self.eqns))
 
 
-class CodePlace(NamedTuple):
-    """Where an equation comes from.
-
-    Attributes:
-      text: equal for equations of equal blocks.
-      calls: the calls of the user that it stands in, the outermost first.
-    """
-
-    text: str
-    calls: Sequence[Any]
-
-
-Placed = Callable[[Any], CodePlace | None]
-"""Gives the place of an equation; None for one that is in no block."""
+Placed = Callable[[Any], tuple[str, Sequence[Any]] | None]
+"""Gives a text, which is equal for equations of equal blocks, and the calls of the user that an
+equation stands in, the outermost first; None for an equation that is in no block."""
 
 
 def in_blocks(eqns: Sequence[Any], outvars: Sequence[Any], place: Placed) -> list[Any]:
@@ -122,9 +111,9 @@ def in_blocks(eqns: Sequence[Any], outvars: Sequence[Any], place: Placed) -> lis
       outvars: the results of the jaxpr.
       place: places of equations.
     """
-    items, numbers = [*eqns], dict[Any, int]()
+    items, numbers, unused = [*eqns], dict[Any, int](), itertools.count(len(eqns))
     codes = [numbers.setdefault(_token(e, place), len(numbers)) for e in items]
-    calls = [found.calls if (found := place(eqn)) else () for eqn in items]
+    calls = [found[1] if (found := place(eqn)) else () for eqn in items]
     shared = [*itertools.starmap(_shared, itertools.pairwise([(), *calls, ()]))]
     while (found := _repeat(np.array(codes), shared)) is not None:
         start, length = found
@@ -133,8 +122,7 @@ def in_blocks(eqns: Sequence[Any], outvars: Sequence[Any], place: Placed) -> lis
             is_free = not places or at >= places[-1] + length
             if is_free and codes[at : at + length] == codes[start : start + length]:
                 places += [at] if _wiring(items[at : at + length]) == wiring else []
-        number = len(numbers)
-        numbers[number, "block"] = number
+        number = next(unused)
         if len(places) == 1:
             codes[start] = number  # the equations are equal, but their operands come from elsewhere
             continue
@@ -151,30 +139,27 @@ def _shared(a: Sequence[Any], b: Sequence[Any]) -> int:
     return next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
+def _variables(atoms: Sequence[Any]) -> list[Any]:
+    return [v for v in atoms if not is_literal(v)]
+
+
+def _operands(items: Sequence[Any]) -> list[Any]:
+    return _variables([v for item in items for v in item.invars])
+
+
 def _blocks_at(
     items: Sequence[Any], outvars: Sequence[Any], places: Sequence[int], length: int
 ) -> list[RepeatedBlock]:
     """The blocks of some length at some places of a jaxpr."""
-    readers: dict[Any, list[int]] = {v: [-1] for v in outvars if not is_literal(v)}
-    for at, item in enumerate(items):
-        for v in item.invars:
-            if not is_literal(v):
-                readers.setdefault(v, []).append(at)
-    made = [[v for item in items[at : at + length] for v in item.outvars] for at in places]
-    is_read = [
-        any(
-            not at <= reader < at + length
-            for v, at in zip(same, places, strict=True)
-            for reader in readers.get(v, ())
-        )
-        for same in zip(*made, strict=True)
-    ]
-    blocks, key = list[RepeatedBlock](), object()
-    for at, results in zip(places, made, strict=True):
-        part, own = items[at : at + length], {*results}
-        reads = [v for item in part for v in item.invars if not is_literal(v)]
-        outs = [v for v, read in zip(results, is_read, strict=True) if read]
-        ins = [*dict.fromkeys(v for v in reads if v not in own)]
+    parts = [items[at : at + length] for at in places]
+    others = [[*items[:at], *items[at + length :]] for at in places]
+    read = [{*_variables(outvars), *_operands(other)} for other in others]
+    made = [[v for item in part for v in item.outvars] for part in parts]
+    pairs = [[v in some for v in mine] for some, mine in zip(read, made, strict=True)]
+    is_read, key, blocks = [*map(any, zip(*pairs, strict=True))], object(), list[RepeatedBlock]()
+    for part, results in zip(parts, made, strict=True):
+        ins = [v for v in dict.fromkeys(_operands(part)) if v not in {*results}]
+        outs = [*itertools.compress(results, is_read)]
         blocks.append(RepeatedBlock(key=key, eqns=part, invars=ins, outvars=outs))
     return blocks
 
@@ -223,44 +208,30 @@ def _whole_calls(shared: Sequence[int], start: int, end: int) -> tuple[int, int]
     return start, end
 
 
-def _token(eqn: Any, place: Placed | None) -> Any:
+def _token(eqn: Any, place: Placed) -> Any:
     """A value that is equal for equations that compute the same on their operands."""
     if isinstance(eqn, RepeatedBlock):
         return eqn.key
-    found = place(eqn) if place is not None else CodePlace("", ())
-    if found is None:
+    if (found := place(eqn)) is None:
         return id(eqn)
-    jaxprs = [*_bodies(eqn)]
-    is_function = bodies_of(eqn, "").form == "function"
-    params = (
-        (k, str(v))
-        for k, v in sorted(eqn.params.items())
-        if not is_function and not (jaxprs and "jaxpr" in k) and k != "branches"
-    )
+    inner = bodies_of(eqn, "")
+    written = () if inner.form == "function" else sorted(eqn.params.items())
+    if inner.jaxprs:
+        written = [(k, v) for k, v in written if "jaxpr" not in k and k != "branches"]
     return (
-        *(eqn.primitive.name, found.text, *params),
-        *map(_body_token, jaxprs),
-        *(_value(v) for v in eqn.invars),
-        *((str(v.aval), type(v).__name__) for v in eqn.outvars),
+        *(eqn.primitive.name, found[0], *(type(v).__name__ for v in eqn.outvars)),
+        *((k, str(v)) for k, v in written),
+        *map(_body_token, inner.jaxprs),
+        *(f"{v.aval} {v.val!r}" if is_literal(v) else str(v.aval) for v in eqn.invars),
+        *(str(v.aval) for v in eqn.outvars),
     )
-
-
-def _bodies(eqn: Any) -> Iterator[Any]:
-    """The jaxprs in the parameters of an equation."""
-    for value in eqn.params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(part, _jax.Jaxpr | _jax.ClosedJaxpr):
-                yield part
-
-
-def _value(atom: Any) -> Any:
-    return (str(atom.aval), repr(atom.val)) if is_literal(atom) else str(atom.aval)
 
 
 def _body_token(closed: Any) -> Any:
     jaxpr, consts = _jax.open_jaxpr(closed)
     wiring = _wiring(jaxpr.eqns, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
-    return wiring, tuple(map(id, consts)), tuple(_token(eqn, None) for eqn in jaxpr.eqns)
+    tokens = tuple(_token(eqn, lambda _: ("", ())) for eqn in jaxpr.eqns)
+    return wiring, tuple(map(id, consts)), tokens
 
 
 def _wiring(eqns: Sequence[Any], ins: Sequence[Any] = (), outs: Sequence[Any] = ()) -> Any:

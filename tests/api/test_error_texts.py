@@ -84,15 +84,15 @@ def test_names_that_no_file_has(name):
         sbp.assert_plan_unchanged(plan, name)
 
 
+WRONG_OPTION: Any = {"static_argnums": "0"}
+NUMBERED: Any = (0,)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: sbp.jit(jnp.sin, MESH, static_argnums="0"), "static_argnames takes names"),
-        (lambda: sbp.jit(jnp.sin, jax.make_mesh((2,), (0,))), "names of mesh axes must be strings"),
-        (
-            lambda: sbp.assert_plan_unchanged(plan := sbp.jit(jnp.sin, MESH).plan(X), str(plan)),
-            "takes the name of a file",
-        ),
+        (lambda: sbp.jit(jnp.sin, MESH, **WRONG_OPTION), "static_argnames takes names"),
+        (lambda: sbp.jit(jnp.sin, jax.make_mesh((2,), NUMBERED)), "axes must be strings"),
         (
             lambda: sbp.jit(jnp.sum, MESH, "data:S(0)", "data:P(sum)").plan(X).export("x"),
             r"does not know sbp\.Partial; return whole arrays, or write the plan",

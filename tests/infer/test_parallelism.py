@@ -276,7 +276,7 @@ def test_a_budget_counts_effects(rows, hardware):
     def fn(x):
         return jnp.sin(sbp.annotate(x, x=sbp.S(0), y=sbp.S(0)))
 
-    options = {"hardware": hardware, "budgets": [sbp.forbid("all_gather")]}
+    options: Any = {"hardware": hardware, "budgets": [sbp.forbid("all_gather")]}
     with pytest.raises(sbp.SbpTypeError, match="needs a collective that a budget forbids"):
         sbp.jit(fn, MESHES[0], "B", "B", **options).plan(shape(rows, 4))
     partial = sbp.jit(lambda x: x.sum(0), MESHES[0], "x:S(0)", "B", **options).plan(shape(64, 4))

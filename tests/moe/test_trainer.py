@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import sbp
+from examples.gshard.machine import make_mesh
 from examples.gshard.presets import preset
 from sbp.moe.checkpoint import Checkpoints, describe, digest_of, fingerprints
 from sbp.moe.config import BOS, ModelConfig, TrainConfig
 from sbp.moe.model import Batch
-from sbp.moe.sharding import make_mesh
 from sbp.moe.step import TrainState, init_state, plan_train_step
 from sbp.moe.trainer import Trainer, read_metrics
 from tests.gshard.runs import files_of_at_most

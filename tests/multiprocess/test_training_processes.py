@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
+from examples.gshard.machine import make_mesh
 from sbp.moe.hosts import from_first, is_first
-from sbp.moe.sharding import make_mesh
 from sbp.moe.step import plan_train_step
 from sbp.moe.trainer import read_metrics
 from tests.multiprocess.run import ROOT
