@@ -30,7 +30,11 @@ sends each time the collective runs. In one call, one device sends {sent}.
 {imports}
 
 {arrays}mesh = jax.make_mesh({sizes}, {names}, axis_types=(AxisType.Auto,) * {count})
-ARGUMENTS = {arguments}'''
+ARGUMENTS = {arguments}
+
+
+def shardings(specs):
+    return tuple(NamedSharding(mesh, spec) for spec in specs)'''
 
 
 _IMPORTS = (
@@ -105,18 +109,12 @@ def emit(program: Program, executable: Executable, call: Call, shapes: Sequence[
     ):
         flat = writer.function(closed, f"{own}_of_arrays", names=program.graph.input_names)
     donated = tuple(executable.options["donate_argnums"])
-    run = [
-        "def shardings(specs):",
-        "    return tuple(NamedSharding(mesh, spec) for spec in specs)",
-        "",
-        "",
-        "run = jax.jit(",
-        f"    {flat},",
-        f"    in_shardings=shardings({_specs(executable.in_shardings)}),",
-        f"    out_shardings=shardings({_specs(executable.out_shardings)}),",
-        *([f"    donate_argnums={donated},"] if donated else []),
-        ")",
-    ]
+    options = {
+        "in_shardings": f"shardings({_specs(executable.in_shardings)})",
+        "out_shardings": f"shardings({_specs(executable.out_shardings)})",
+        **({"donate_argnums": str(donated)} if donated else {}),
+    }
+    run = ["run = jax.jit(", f"    {flat},", *(f"    {k}={v}," for k, v in options.items()), ")"]
     named, keywords = "named", [f"named[{k!r}]" for k in call.keywords]
     if plain:
         keywords = call.keywords

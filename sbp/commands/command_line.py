@@ -385,8 +385,7 @@ def required_parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def show_program(given: argparse.Namespace) -> int:
-    """`sbp check FILE:FUNCTION`: the findings, and what the program costs; `sbp report
-    FILE:FUNCTION`: the full report.
+    """`sbp check`: the findings, and what a program costs; `sbp report`: the full report.
 
     Arguments:
       given: the options of the command.
@@ -429,8 +428,8 @@ def show_program(given: argparse.Namespace) -> int:
         print(f"wrote {given.html}")
     else:
         Console(highlight=False).print(page, soft_wrap=True)
-    is_called_wrongly = any(d.code == "bad-argument" and not d.labels for d in report.diagnostics)
-    return 0 if report.ok else 2 if is_called_wrongly and report.program is None else 1
+    wrong_call = any(d.code == "bad-argument" and not d.labels for d in report.diagnostics)
+    return 0 if report.ok else 2 if wrong_call and report.program is None else 1
 
 
 def _page(report: Report, given: argparse.Namespace) -> Shown:

@@ -244,6 +244,19 @@ _H100 = Hardware(
     platform="cuda",
 )
 
+
+def _gpu(
+    name: str, flops: tuple[float, float, float], rate: float, memory: float, link: float
+) -> Hardware:
+    """A GPU as the H100 with other figures; `flops` of 16 bits, of float32 and at `HIGHEST`."""
+    return replace(
+        _H100,
+        **{"name": name, "flops_per_second": flops[0], "f32_flops_per_second": flops[1]},
+        **{"highest_flops_per_second": flops[2], "hbm_bytes_per_second": rate},
+        **{"hbm_bytes": memory, "link_bytes_per_second": link},
+    )
+
+
 # cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x}: peak in bf16, memory, "bidirectional ICI
 # bandwidth per chip" (half of it is one way, over four or six links), pod size, "data center
 # network bandwidth". Products of float32 are one pass of bf16 by default and six at `HIGHEST`. To
@@ -377,42 +390,16 @@ HARDWARE: dict[str, Hardware] = {
         _H100,
         replace(_H100, name="h200", hbm_bytes_per_second=4800e9, hbm_bytes=141e9),
         # nvidia.com, data sheets of HGX B200 and GB200 NVL72, for one of 8 and of 72 GPUs, without
-        # sparsity. NVLink of 1.8 TB/s both ways; a 400 Gbit/s adapter a GPU between nodes.
+        # sparsity: NVLink of 1.8 TB/s both ways, a 400 Gbit/s adapter a GPU between nodes; of the
+        # GB200, NVLink-C2C to the host of 900 GB/s both ways for two GPUs. amd.com, data sheets of
+        # the Instinct MI300X and its platform of eight: matrices; seven links of 64 GB/s each way.
+        _gpu("b200", (2250e12, 1125e12, 75e12), 7700e9, 180e9, 900e9),
         replace(
-            _H100,
-            name="b200",
-            flops_per_second=2250e12,
-            f32_flops_per_second=1125e12,
-            highest_flops_per_second=75e12,
-            hbm_bytes_per_second=7700e9,
-            hbm_bytes=180e9,
-            link_bytes_per_second=900e9,
-        ),
-        replace(
-            _H100,
-            name="gb200",
-            flops_per_second=2500e12,
-            f32_flops_per_second=1250e12,
-            highest_flops_per_second=80e12,
-            hbm_bytes_per_second=8000e9,
-            hbm_bytes=186e9,
-            link_bytes_per_second=900e9,
+            _gpu("gb200", (2500e12, 1250e12, 80e12), 8000e9, 186e9, 900e9),
             joined_devices=72,
-            host_bytes_per_second=225e9,  # NVLink-C2C: 900 GB/s both ways, for two GPUs
+            host_bytes_per_second=225e9,
         ),
-        # amd.com, data sheets of the Instinct MI300X and its platform of eight: BF16, TF32 and FP32
-        # of matrices; seven links of 64 GB/s each way; PCIe Gen5 x16.
-        replace(
-            _H100,
-            name="mi300x",
-            flops_per_second=1307e12,
-            f32_flops_per_second=654e12,
-            highest_flops_per_second=163e12,
-            hbm_bytes_per_second=5300e9,
-            hbm_bytes=192e9,
-            link_bytes_per_second=448e9,
-            platform="rocm",
-        ),
+        replace(_gpu("mi300x", (1307e12, 654e12, 163e12), 5300e9, 192e9, 448e9), platform="rocm"),
         # Simulated host devices share one memory: a collective is a copy and a rendezvous of
         # threads.
         Hardware(
