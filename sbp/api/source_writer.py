@@ -80,7 +80,7 @@ class _FunctionNames:
             return "_"
         wanted = self.hints.get(var) or otherwise
         if self.is_block:
-            words = wanted.replace("[", "_").replace("]", "_").split("_")
+            words = "".join(c if c.isalnum() else " " for c in wanted).split()
             wanted = "_".join(word for word in words if not word.isdigit())
         found = free_name(wanted, self.taken | self.module)
         self.taken.add(found)

@@ -177,10 +177,11 @@ class Ban:
           mesh_axes: positions of the mesh axes it runs over.
           bytes_sent: bytes that a device sends.
         """
-        # Zero-padded shards are whole copies, which a sum or an exchange of parts then completes.
-        copies = kind == "zero_pad" and self.kind in ("all_gather", "all_to_all")
-        sends = bytes_sent > self.above and self.kind in (None, kind)
-        return (copies or sends) and not self.mesh_axes.isdisjoint(mesh_axes)
+        return (
+            bytes_sent > self.above
+            and (self.kind is None or self.kind == kind)
+            and not self.mesh_axes.isdisjoint(mesh_axes)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,16 +491,17 @@ class TypeSpace:
             count = len(self.types)
             cost = np.full((count, count), INFINITE)
             np.fill_diagonal(cost, 0.0)
+            last = cost.copy()  # of steps that are the last ones where budgets count effects
             for i, t in enumerate(self.types):
                 for step in self.steps_from(t):
                     if rules.allows(step.kind, step.mesh_axes, step.bytes_sent):
                         j = self.index[step.target]
-                        cost[i, j] = min(cost[i, j], step.seconds)
-            if count > LARGE:
-                cost = dijkstra(csgraph_from_dense(cost, null_value=INFINITE))
-            else:
-                for k in range(count):
-                    np.minimum(cost, cost[:, k, None] + cost[None, k, :], out=cost)
+                        some = last if rules.bans and step.kind == "zero_pad" else cost
+                        some[i, j] = min(some[i, j], step.seconds)
+            cost, last = _closure(cost), _closure(last)
+            before = cost.copy()
+            for k in np.flatnonzero((last < INFINITE).sum(axis=1) > 1):
+                np.minimum(cost, before[:, k, None] + last[None, k, :], out=cost)
             self._seconds[rules] = cost
         return self._seconds[rules]
 
@@ -522,7 +524,10 @@ class TypeSpace:
                 return steps
             if cost > best[here]:
                 continue
+            padded = rules.bans and steps and steps[-1].kind == "zero_pad"
             for step in self.steps_from(here):
+                if padded and step.kind != "zero_pad":
+                    continue  # a sum of padded shards is a gather
                 total = cost + step.seconds
                 if total < best.get(step.target, INFINITE) and rules.allows(
                     step.kind, step.mesh_axes, step.bytes_sent
@@ -530,6 +535,15 @@ class TypeSpace:
                     best[step.target] = total
                     heapq.heappush(queue, (total, next(counter), step.target, (*steps, step)))
         raise SbpInternalError(f"no boxing from {source} to {target} on shape {self.shape}")
+
+
+def _closure(cost: np.ndarray) -> np.ndarray:
+    """The least cost of any number of steps between every two types, from that of one step."""
+    if len(cost) > LARGE:
+        return dijkstra(csgraph_from_dense(cost, null_value=INFINITE))
+    for k in range(len(cost)):
+        np.minimum(cost, cost[:, k, None] + cost[None, k, :], out=cost)
+    return cost
 
 
 # ---- values of a program -------------------------------------------------------------------------
@@ -600,12 +614,12 @@ class FusedSpace(TypeSpace):
         reads; see `TypeSpace.seconds`."""
         rules = rules or self.unlimited
         if rules not in self._known:
-            local, sent = self._local(rules), self._sent(rules)
+            ends, sent = self._ends(rules), self._sent(rules)
             for k in range(len(self.types)):  # local steps, then others, then local steps
-                sent = np.minimum(sent, local[:, k, None] + sent[None, k, :])
+                sent = np.minimum(sent, ends[:, k, None] + sent[None, k, :])
             for k in range(len(self.types)):
-                sent = np.minimum(sent, sent[:, k, None] + local[None, k, :])
-            self._known[rules] = np.minimum(local, sent)
+                sent = np.minimum(sent, sent[:, k, None] + ends[None, k, :])
+            self._known[rules] = np.minimum(self._local(rules), sent)
         return self._known[rules]
 
     def path(self, source: Codes, target: Codes, rules: Rules | None = None) -> tuple[Step, ...]:
@@ -613,8 +627,8 @@ class FusedSpace(TypeSpace):
         what the conversion writes and reads. See `TypeSpace.path`."""
         rules = rules or self.unlimited
         i, j = self.index[source], self.index[target]
-        local, sent = self._local(rules), self._sent(rules)
-        through = local[i, :, None] + sent + local[None, :, j]
+        local, sent, ends = self._local(rules), self._sent(rules), self._ends(rules)
+        through = ends[i, :, None] + sent + ends[None, :, j]
         if local[i, j] <= through.min():
             return super().path(source, target, self._on_device(rules))
         begin, end = np.unravel_index(through.argmin(), through.shape)
@@ -629,6 +643,12 @@ class FusedSpace(TypeSpace):
 
     def _local(self, rules: Rules) -> np.ndarray:
         return super().seconds(self._on_device(rules))
+
+    def _ends(self, rules: Rules) -> np.ndarray:
+        """Seconds of the local steps before and after others. Where budgets count effects, all
+        steps are looked for together, and there are none."""
+        local = self._local(rules)
+        return np.where(np.eye(len(local)), local, INFINITE) if rules.bans else local
 
     def _sent(self, rules: Rules) -> np.ndarray:
         return super().seconds(rules) + self._in_memory()

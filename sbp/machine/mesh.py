@@ -526,14 +526,14 @@ def _on_slices(hardware: Hardware, mesh: Mesh | AbstractMesh) -> tuple[Hardware,
     the number of slices that the devices of a mesh are in. An axis that is only in part across
     slices, and is not the outermost of these, is priced as if each of its devices were in another
     slice."""
-    if isinstance(mesh, AbstractMesh):
+    if isinstance(mesh, AbstractMesh) or hardware.platform != "tpu":
         return hardware, 1
     index: Any = np.vectorize(lambda d: getattr(d, "slice_index", None) or 0, otypes=[int])
     slices: np.ndarray = index(mesh.devices)
     count, network = len(np.unique(slices)), hardware.beyond or SLICE_NETWORK
     if count < 2 or hardware.slow_axes:
         return hardware, count
-    if slices.size % count == 0 and (np.diff(slices.ravel()) >= 0).all():  # the outer axes
+    if slices.size % count == 0 and not np.diff(slices.reshape(count, -1)).any():  # outer axes
         return replace(hardware, joined_devices=slices.size // count, beyond=network), count
     across = [name for k, name in enumerate(mesh.axis_names) if np.diff(slices, axis=k).any()]
     return replace(hardware, slow_axes=tuple((name, network) for name in across)), count

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 from sbp import _jax
 from sbp.errors import SbpError, refused
 from sbp.kinds import show
-from sbp.trace.equations import is_literal
+from sbp.trace.equations import bodies_of, is_literal
 
 LITERAL_ELEMENTS = 16
 """The largest array that is written as numbers."""
@@ -44,7 +44,7 @@ _INFIX = {
 }
 
 _CALLS = {
-    **{f"reduce_{name}": f"{{0}}.{name}({{dims}})" for name in ("sum", "prod", "max", "min")},
+    **{f"reduce_{name}": f"{{0}}.{name}({{dims}})" for name in ("max", "min")},
     "all_gather": "lax.all_gather({0}, {axis_name}, axis={all_gather_dimension}, tiled={tiled})",
     "all_to_all": "lax.all_to_all({0}, {axis_name}, {split_axis}, {concat_axis}, tiled={tiled})",
     **{name: f"lax.{name}({{0}}, {{dims}}, {{index_dtype}})" for name in ("argmax", "argmin")},
@@ -202,18 +202,21 @@ def _expressions(eqn: Any, ins: Sequence[str]) -> Iterator[str]:
     if name.startswith(("reduce_", "arg")) and "axes" in params:
         dims = params["axes"]
         texts["dims"] = text_of(dims[0] if len(dims) == 1 else dims)
+        # Those of integers take the widest dtype of the process.
+        if name in ("reduce_sum", "reduce_prod") and eqn.outvars[0].aval.dtype.kind not in "iu":
+            yield f"{ins[0]}.{name.removeprefix('reduce_')}({texts['dims']})"
     if name == "broadcast_in_dim":
         dims, rank = params["broadcast_dimensions"], len(params["shape"])
         yield f"lax.expand_dims({ins[0]}, {tuple(d for d in range(rank) if d not in dims)})"
     if name in _INFIX and len(ins) == 2:
         yield f"{ins[0]} {_INFIX[name]} {ins[1]}"
-    if name == "dot_general":
+    ranks = [len(v.aval.shape) for v in eqn.invars]
+    if name == "dot_general" and sum(ranks) <= len(string.ascii_letters):
         precision = texts["precision"]
         given = f", precision={precision}" if precision != "None" else ""
         yield f'jnp.einsum("{_subscripts(eqn)}", {", ".join(ins)}{given})'
     if name in _CALLS:
         lists = {f"from_{n}": tuple_text(ins[n:]) for n in (1, 2)} | {"all": ", ".join(ins)}
-        ranks = [len(v.aval.shape) for v in eqn.invars]
         with contextlib.suppress(KeyError, IndexError):  # a parameter that has no source
             if name.startswith("random_") and any(ranks):  # of an array of keys
                 mapped = f"lambda *x: {_CALLS[name].format('x[0]', 'x[1]', **texts)}"
@@ -242,8 +245,9 @@ def _expressions(eqn: Any, ins: Sequence[str]) -> Iterator[str]:
 
 def _subscripts(eqn: Any) -> str:
     """The subscripts of `jnp.einsum` for a product."""
-    (contracted, batch), letters = eqn.params["dimension_numbers"], iter(string.ascii_lowercase)
-    left, right = ([next(letters) for _ in v.aval.shape] for v in eqn.invars)
+    (contracted, batch), letters = eqn.params["dimension_numbers"], string.ascii_letters
+    rank, other = (len(v.aval.shape) for v in eqn.invars)
+    left, right = [*letters[:rank]], [*letters[rank : rank + other]]
     pairs = [pair for sides in (batch, contracted) for pair in zip(*sides, strict=True)]
     for a, b in pairs:
         right[b] = left[a]
@@ -269,8 +273,10 @@ def traces_to(
     try:
         function = eval(f"lambda {', '.join(names)}: {text}", dict(MODULES))
         traced = jax.make_jaxpr(function, axis_env=[*axes], return_shape=True)
-        with jax.disable_jit():  # such as that of `jnp.einsum`
-            closed, made = traced(*avals)
+        closed, made = traced(*avals)
+        if [bodies_of(e, "").form for e in closed.eqns] == ["function"]:  # as `jnp.einsum` is
+            with jax.disable_jit():
+                closed, made = traced(*avals)
     except (LookupError, ArithmeticError, AttributeError, TypeError, ValueError, SyntaxError):
         return None
     found, _ = _jax.open_jaxpr(closed)

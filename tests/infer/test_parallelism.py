@@ -279,5 +279,8 @@ def test_a_budget_counts_effects(rows, hardware):
     options: Any = {"hardware": hardware, "budgets": [sbp.forbid("all_gather")]}
     with pytest.raises(sbp.SbpTypeError, match="needs a collective that a budget forbids"):
         sbp.jit(fn, MESHES[0], "B", "B", **options).plan(shape(rows, 4))
-    partial = sbp.jit(lambda x: x.sum(0), MESHES[0], "x:S(0)", "B", **options).plan(shape(64, 4))
-    assert "all_reduce" in str(partial)
+    for out, needed in (("B", "all_reduce"), ("x:P(sum)", "return")):
+        partial = sbp.jit(lambda x: x.sum(0), MESHES[0], "x:S(0)", out, **options)
+        assert needed in str(partial.plan(shape(64, 4)))
+    padded = sbp.jit(lambda x: 2 * x, MESHES[0], "x:S(0)", "x:P(sum)", **options)
+    assert padded.plan(shape(64, 4)).cost.bytes_per_device == 0  # nobody holds a whole copy

@@ -653,5 +653,9 @@ def test_an_axis_in_part_across_slices():
     axis = sliced((32,), ("d",), np.repeat([0, 1], 16)).collective("all_gather", (0,))
     pair = sliced((2, 16), ("a", "b"), np.repeat([0, 1], 16)).collective("all_gather", (0, 1))
     assert axis == pair
+    turned = sliced((32,), ("d",), np.repeat([1, 0], 16)).collective("all_gather", (0,))
+    assert axis == turned
     shuffled = sliced((32,), ("d",), np.tile([0, 1], 16)).collective("all_gather", (0,))
     assert shuffled.seconds_per_byte == pytest.approx(8 / 25e9)
+    uneven = sliced((2, 16), ("a", "b"), np.repeat([0, 1], [8, 24])).collective("all_gather", (1,))
+    assert uneven.seconds_per_byte == pytest.approx(8 / 25e9)
