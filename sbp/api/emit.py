@@ -122,8 +122,7 @@ def emit(program: Program, executable: Executable, call: Call, shapes: Sequence[
         named = f"{{{', '.join(f'{k!r}: {k}' for k in call.keywords)}}}"
     else:
         heads.append(f"**{named}")
-    numbers = iter(range(call.outs.num_leaves))
-    given = tuple_text(call.positional)
+    numbers, given = iter(range(call.outs.num_leaves)), tuple_text(call.positional)
     given = f"({given}, {named})" if call.keywords else given
     main = [
         f"def {own}({', '.join(heads)}):",

@@ -488,18 +488,16 @@ class TypeSpace:
         infinite where the rules allow none. None allows all steps."""
         rules = rules or self.unlimited
         if rules not in self._seconds:
-            count = len(self.types)
-            cost = np.full((count, count), INFINITE)
-            np.fill_diagonal(cost, 0.0)
+            cost = np.where(np.eye(len(self.types)), 0.0, INFINITE)
             last = cost.copy()  # of steps that are the last ones where budgets count effects
             for i, t in enumerate(self.types):
                 for step in self.steps_from(t):
                     if rules.allows(step.kind, step.mesh_axes, step.bytes_sent):
-                        j = self.index[step.target]
                         some = last if rules.bans and step.kind == "zero_pad" else cost
+                        j = self.index[step.target]
                         some[i, j] = min(some[i, j], step.seconds)
-            cost, last = _closure(cost), _closure(last)
-            before = cost.copy()
+            last, before = _closure(last), _closure(cost)
+            cost = before.copy()
             for k in np.flatnonzero((last < INFINITE).sum(axis=1) > 1):
                 np.minimum(cost, before[:, k, None] + last[None, k, :], out=cost)
             self._seconds[rules] = cost
@@ -526,19 +524,18 @@ class TypeSpace:
                 continue
             padded = rules.bans and steps and steps[-1].kind == "zero_pad"
             for step in self.steps_from(here):
-                if padded and step.kind != "zero_pad":
-                    continue  # a sum of padded shards is a gather
                 total = cost + step.seconds
-                if total < best.get(step.target, INFINITE) and rules.allows(
-                    step.kind, step.mesh_axes, step.bytes_sent
-                ):
+                is_gather = padded and step.kind != "zero_pad"  # a sum of padded shards
+                if is_gather or total >= best.get(step.target, INFINITE):
+                    continue
+                if rules.allows(step.kind, step.mesh_axes, step.bytes_sent):
                     best[step.target] = total
                     heapq.heappush(queue, (total, next(counter), step.target, (*steps, step)))
         raise SbpInternalError(f"no boxing from {source} to {target} on shape {self.shape}")
 
 
 def _closure(cost: np.ndarray) -> np.ndarray:
-    """The least cost of any number of steps between every two types, from that of one step."""
+    """The least cost of any number of steps between every two types."""
     if len(cost) > LARGE:
         return dijkstra(csgraph_from_dense(cost, null_value=INFINITE))
     for k in range(len(cost)):
@@ -623,8 +620,7 @@ class FusedSpace(TypeSpace):
         return self._known[rules]
 
     def path(self, source: Codes, target: Codes, rules: Rules | None = None) -> tuple[Step, ...]:
-        """The cheapest steps from one type to another; the first that sends something is charged
-        what the conversion writes and reads. See `TypeSpace.path`."""
+        """The cheapest steps; the first that sends something is charged what is written and read."""
         rules = rules or self.unlimited
         i, j = self.index[source], self.index[target]
         local, sent, ends = self._local(rules), self._sent(rules), self._ends(rules)
@@ -645,8 +641,7 @@ class FusedSpace(TypeSpace):
         return super().seconds(self._on_device(rules))
 
     def _ends(self, rules: Rules) -> np.ndarray:
-        """Seconds of the local steps before and after others. Where budgets count effects, all
-        steps are looked for together, and there are none."""
+        """Seconds of local steps before and after others: under budgets, there are none."""
         local = self._local(rules)
         return np.where(np.eye(len(local)), local, INFINITE) if rules.bans else local
 
