@@ -620,7 +620,7 @@ class FusedSpace(TypeSpace):
         return self._known[rules]
 
     def path(self, source: Codes, target: Codes, rules: Rules | None = None) -> tuple[Step, ...]:
-        """The cheapest steps; the first that sends something is charged what is written and read."""
+        """The cheapest steps; the first that sends something pays what it writes and reads."""
         rules = rules or self.unlimited
         i, j = self.index[source], self.index[target]
         local, sent, ends = self._local(rules), self._sent(rules), self._ends(rules)

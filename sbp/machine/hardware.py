@@ -245,16 +245,15 @@ _H100 = Hardware(
 )
 
 
-def _gpu(
-    name: str, flops: tuple[float, float, float], rate: float, memory: float, link: float
-) -> Hardware:
-    """A GPU as the H100 with other figures; `flops` of 16 bits, of float32 and at `HIGHEST`."""
-    return replace(
-        _H100,
-        **{"name": name, "flops_per_second": flops[0], "f32_flops_per_second": flops[1]},
-        **{"highest_flops_per_second": flops[2], "hbm_bytes_per_second": rate},
-        **{"hbm_bytes": memory, "link_bytes_per_second": link},
-    )
+_GPU = (
+    *("name", "flops_per_second", "f32_flops_per_second", "highest_flops_per_second"),
+    *("hbm_bytes_per_second", "hbm_bytes", "link_bytes_per_second"),
+)
+
+
+def _gpu(*figures: Any, **others: Any) -> Hardware:
+    """A GPU as the H100 with other figures, in the order of `_GPU`."""
+    return replace(_H100, **dict(zip(_GPU, figures, strict=True)), **others)
 
 
 # cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x}: peak in bf16, memory, "bidirectional ICI
@@ -393,13 +392,13 @@ HARDWARE: dict[str, Hardware] = {
         # sparsity: NVLink of 1.8 TB/s both ways, a 400 Gbit/s adapter a GPU between nodes; of the
         # GB200, NVLink-C2C to the host of 900 GB/s both ways for two GPUs. amd.com, data sheets of
         # the Instinct MI300X and its platform of eight: matrices; seven links of 64 GB/s each way.
-        _gpu("b200", (2250e12, 1125e12, 75e12), 7700e9, 180e9, 900e9),
+        _gpu("b200", 2250e12, 1125e12, 75e12, 7700e9, 180e9, 900e9),
         replace(
-            _gpu("gb200", (2500e12, 1250e12, 80e12), 8000e9, 186e9, 900e9),
+            _gpu("gb200", 2500e12, 1250e12, 80e12, 8000e9, 186e9, 900e9),
             joined_devices=72,
             host_bytes_per_second=225e9,
         ),
-        replace(_gpu("mi300x", (1307e12, 654e12, 163e12), 5300e9, 192e9, 448e9), platform="rocm"),
+        _gpu("mi300x", 1307e12, 654e12, 163e12, 5300e9, 192e9, 448e9, platform="rocm"),
         # Simulated host devices share one memory: a collective is a copy and a rendezvous of
         # threads.
         Hardware(
