@@ -1,5 +1,6 @@
 """The check of a program with `jax.shard_map`: its trace, its findings and their repairs."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -635,8 +636,14 @@ def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
     that no finding explains, and axes on which nothing was compared."""
     findings, ends = find_faults(compared)
     causes = _causes(findings)
-    helper = Helper(compared) if causes else None
-    said = _together(diagnostic(f, compared.mesh, helper.helps(f)) for f in causes if helper)
+    every = tuple(a for a in compared.mesh.names if any(a in f.mesh_axes for f in causes))
+    said, helper = list[Diagnostic](), functools.cache(lambda: Helper(compared))
+    for finding in causes:
+        repairs = helper().helps(finding)
+        if not repairs[0] and finding.mesh_axes != every:  # one over all axes may be missing
+            repairs = helper().helps(replace(finding, mesh_axes=every))
+        said.append(diagnostic(finding, compared.mesh, repairs))
+    said = _together(said)
     shown = (run_diagnostic(c.run, ends.get(c.run.mesh_axis, ())) for c in compared.compared)
     said += [d for d in shown if d is not None and not (causes and d.code == DIFFERS)]
     return tuple(
@@ -644,9 +651,17 @@ def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
     )
 
 
-def _together(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """Diagnostics, where those with the same helps are one: they have one cause."""
-    same = group_by(diagnostics, lambda d: (d.code, d.helps) if d.helps else id(d))
+def _together(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
+    """Diagnostics, where those with the same helps are one, and those without a help where one help
+    clears all errors: they have one cause."""
+    clear = next((d for d in diagnostics if any(h.clears_all_errors for h in d.helps)), None)
+    ordered = sorted(diagnostics, key=lambda d: d is not clear)
+
+    def cause(d: Diagnostic) -> Any:
+        shown = d if d.helps or clear is None else clear
+        return (shown.code, shown.helps) if shown.helps else id(d)
+
+    same = group_by(ordered, cause)
     said = []
     for first, *rest in same.values():
         labels = {x.span: x for x in first.labels}

@@ -10,6 +10,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as PS
@@ -97,6 +98,26 @@ def test_a_doubled_loss_is_told_once():
     report = sbp.check_shard_map(program.program(False), *program.args, mesh=mesh())
     assert [d.code for d in report.diagnostics] == ["doubled-reduction"], report.text()
     assert report.diagnostics[0].helps
+
+
+def test_a_missing_mean_before_an_optimizer_is_one_error():
+    """On two mesh axes, on one of which the optimizer is not linear."""
+    adam = optax.adam(1e-2)
+
+    def step(w, state, x, y):
+        gradient = jax.grad(lambda w: LOSS["mean"](x @ w - y))(w)
+        updates, state = adam.update(gradient, state, w)
+        return optax.apply_updates(w, updates), state
+
+    split = PS(("data", "model"))
+    ins, outs = (PS(), PS(), split, split), (PS(), PS())
+    region = jax.shard_map(step, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=False)
+    report = sbp.check_shard_map(region, W, adam.init(W), X, Y, mesh=mesh())
+    (found,) = report.diagnostics
+    assert [h.text for h in found.helps] == [
+        f"reduce `gradient`, which line {step.__code__.co_firstlineno + 1} sets, with"
+        ' lax.pmean(.., ("data", "model"))'
+    ]
 
 
 def test_gradients_with_one_cause_are_one_error():
