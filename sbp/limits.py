@@ -8,7 +8,7 @@ and budgets, which forbid collectives.
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -243,3 +243,98 @@ def boxing_text(base: Policy, per_axis: Sequence[Policy | None], names: Sequence
     """
     said = policies_text(base, per_axis, names)
     return f"boxing={said}" if any(per_axis) else f'boxing="{said}"'
+
+
+# ---- rules --------------------------------------------------------------------------------------
+# Rules on single steps: the boxing policy of each mesh axis at one place of the program, and the
+# budgets there.
+
+
+POLICY_KINDS: dict[Policy, frozenset[str]] = {
+    "auto": frozenset(
+        {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "mask", "zero_pad"}
+    ),
+    "reduce": frozenset({"all_reduce", "reduce_scatter", "slice", "mask"}),
+    "explicit": frozenset({"slice", "mask"}),
+}
+"""The steps that each boxing policy allows. It limits neither annotations nor outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """What a budget forbids on a mesh.
+
+    Arguments:
+      kind: the collective; None for all.
+      mesh_axes: positions of mesh axes. Collectives over one of them are forbidden.
+      above: bytes. Collectives in which a device sends more are forbidden.
+    """
+
+    kind: str | None
+    mesh_axes: frozenset[int]
+    above: float
+
+    def forbids(self, kind: str, mesh_axes: Iterable[int], bytes_sent: float) -> bool:
+        """Whether it forbids a step.
+
+        Arguments:
+          kind: of the step.
+          mesh_axes: positions of the mesh axes it runs over.
+          bytes_sent: bytes that a device sends.
+        """
+        return (
+            bytes_sent > self.above
+            and (self.kind is None or self.kind == kind)
+            and not self.mesh_axes.isdisjoint(mesh_axes)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The conversions that are allowed at one place of a program.
+
+    Arguments:
+      policies: the boxing policy of each mesh axis.
+      bans: what budgets forbid.
+    """
+
+    policies: tuple[Policy, ...]
+    bans: tuple[Ban, ...] = ()
+
+    def allows(self, kind: str, mesh_axes: Iterable[int], bytes_sent: float) -> bool:
+        """Whether a step is allowed.
+
+        Arguments:
+          kind: of the step.
+          mesh_axes: positions of the mesh axes it runs over.
+          bytes_sent: bytes that a device sends.
+
+        >>> Rules(("auto", "reduce")).allows("all_gather", (1,), 8.0)
+        False
+        """
+        axes = tuple(mesh_axes)
+        kinds = all(kind in POLICY_KINDS[self.policies[a]] for a in axes)
+        return kinds and not any(b.forbids(kind, axes, bytes_sent) for b in self.bans)
+
+    def within(self, other: "Rules") -> bool:
+        """Whether the other rules allow everything that these rules allow."""
+        looser = all(
+            POLICIES.index(a) >= POLICIES.index(b)
+            for a, b in zip(self.policies, other.policies, strict=True)
+        )
+        return looser and set(self.bans) >= set(other.bans)
+
+    @property
+    def strictness(self) -> int:
+        """A number to sort rules by: it is less for rules that allow more."""
+        return sum(POLICIES.index(p) for p in self.policies) + len(self.bans)
+
+    @property
+    def counts_effects(self) -> bool:
+        """Whether no conversion may pad shards with zeros and add them up, as another gather."""
+        return any(ban.kind is not None for ban in self.bans)
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether they allow every conversion."""
+        return not self.bans and all(p == "auto" for p in self.policies)

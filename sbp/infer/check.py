@@ -27,7 +27,8 @@ from sbp.infer.constraints import (
 )
 from sbp.infer.flow import End
 from sbp.infer.request import Request
-from sbp.infer.space import Code, Rules
+from sbp.infer.space import Code
+from sbp.limits import Rules
 from sbp.trace.graph import collecting_less, group_by
 
 RLIMIT = 500_000_000

@@ -27,8 +27,9 @@ from sbp.infer.cost import allowed_rows, row_seconds, undominated_rows
 from sbp.infer.flow import End, Place
 from sbp.infer.request import JOINT_AXES, Request
 from sbp.infer.rows import EMPTY, NdRow
-from sbp.infer.space import Codes, Rules, TypeSpace, kept_codes, needs_of, stack
+from sbp.infer.space import Codes, TypeSpace, kept_codes, needs_of, stack
 from sbp.infer.typing import Options, Typing, Window, typing_fields
+from sbp.limits import Rules
 from sbp.solve.costgraph import CostGraph
 from sbp.solve.search import solve
 from sbp.trace.graph import Node, group_by

@@ -24,8 +24,8 @@ from sbp.infer.cost import allowed_rows
 from sbp.infer.flow import Decision, Edge, End
 from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
-from sbp.infer.space import POLICY_KINDS, Ban, Code, Rules, TypeSpace, decode
-from sbp.limits import Policy
+from sbp.infer.space import Code, TypeSpace, decode
+from sbp.limits import POLICY_KINDS, Ban, Policy, Rules
 from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Constant, Node, group_by
 from sbp.types import MONOIDS

@@ -14,7 +14,8 @@ from sbp import _jax
 from sbp.annotations import annotate_p
 from sbp.infer.accumulation import Reduction
 from sbp.infer.rows import NdRow, seen_codes
-from sbp.infer.space import LOCAL, Codes, Rules, Step, TypeSpace, decode, local_shape
+from sbp.infer.space import LOCAL, Codes, Step, TypeSpace, decode, local_shape
+from sbp.limits import Rules
 from sbp.machine.hardware import Hardware
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Op, Row, Sent, Shape, kernel_named, traits_of

@@ -30,8 +30,8 @@ from sbp.infer.cost import (
 )
 from sbp.infer.flow import Flow, flow_of
 from sbp.infer.rows import EMPTY, AxisRow, NdRow, PartialRow, RowTable, worth_having
-from sbp.infer.space import Ban, Codes, Rules, Spaces, kept_codes
-from sbp.limits import POLICIES, Budget, Policy, policies_in
+from sbp.infer.space import Codes, Spaces, kept_codes
+from sbp.limits import POLICIES, Ban, Budget, Policy, Rules, policies_in
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Row, traits_of
 from sbp.signatures.region import REGION_OPS

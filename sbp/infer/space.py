@@ -19,7 +19,7 @@ from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
 from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import NATIVE, Kept, Reduction, WideSum, block_dim
-from sbp.limits import POLICIES, Policy
+from sbp.limits import Ban, Rules
 from sbp.machine.hardware import copies_for_lanes
 from sbp.machine.mesh import MeshSpec
 from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced
@@ -138,96 +138,6 @@ def has_elements(
         if c > 0 and (position, c - 1) not in forced:
             parts[c] = parts.get(c, 1) * n
     return all(shape[c - 1] >= n for c, n in parts.items())
-
-
-# ---- rules --------------------------------------------------------------------------------------
-# Rules on single steps: the boxing policy of each mesh axis at one place of the program, and the
-# budgets there.
-
-
-POLICY_KINDS: dict[Policy, frozenset[str]] = {
-    "auto": frozenset(
-        {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "mask", "zero_pad"}
-    ),
-    "reduce": frozenset({"all_reduce", "reduce_scatter", "slice", "mask"}),
-    "explicit": frozenset({"slice", "mask"}),
-}
-"""The steps that each boxing policy allows. It limits neither annotations nor outputs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ban:
-    """What a budget forbids on a mesh.
-
-    Arguments:
-      kind: the collective; None for all.
-      mesh_axes: positions of mesh axes. Collectives over one of them are forbidden.
-      above: bytes. Collectives in which a device sends more are forbidden.
-    """
-
-    kind: str | None
-    mesh_axes: frozenset[int]
-    above: float
-
-    def forbids(self, kind: str, mesh_axes: Iterable[int], bytes_sent: float) -> bool:
-        """Whether it forbids a step.
-
-        Arguments:
-          kind: of the step.
-          mesh_axes: positions of the mesh axes it runs over.
-          bytes_sent: bytes that a device sends.
-        """
-        return (
-            bytes_sent > self.above
-            and (self.kind is None or self.kind == kind)
-            and not self.mesh_axes.isdisjoint(mesh_axes)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The conversions that are allowed at one place of a program.
-
-    Arguments:
-      policies: the boxing policy of each mesh axis.
-      bans: what budgets forbid.
-    """
-
-    policies: tuple[Policy, ...]
-    bans: tuple[Ban, ...] = ()
-
-    def allows(self, kind: str, mesh_axes: Iterable[int], bytes_sent: float) -> bool:
-        """Whether a step is allowed.
-
-        Arguments:
-          kind: of the step.
-          mesh_axes: positions of the mesh axes it runs over.
-          bytes_sent: bytes that a device sends.
-
-        >>> Rules(("auto", "reduce")).allows("all_gather", (1,), 8.0)
-        False
-        """
-        axes = tuple(mesh_axes)
-        kinds = all(kind in POLICY_KINDS[self.policies[a]] for a in axes)
-        return kinds and not any(b.forbids(kind, axes, bytes_sent) for b in self.bans)
-
-    def within(self, other: "Rules") -> bool:
-        """Whether the other rules allow everything that these rules allow."""
-        looser = all(
-            POLICIES.index(a) >= POLICIES.index(b)
-            for a, b in zip(self.policies, other.policies, strict=True)
-        )
-        return looser and set(self.bans) >= set(other.bans)
-
-    @property
-    def strictness(self) -> int:
-        """A number to sort rules by: it is less for rules that allow more."""
-        return sum(POLICIES.index(p) for p in self.policies) + len(self.bans)
-
-    @property
-    def unlimited(self) -> bool:
-        """Whether they allow every conversion."""
-        return not self.bans and all(p == "auto" for p in self.policies)
 
 
 # ---- steps and spaces ---------------------------------------------------------------------------
@@ -488,18 +398,21 @@ class TypeSpace:
         infinite where the rules allow none. None allows all steps."""
         rules = rules or self.unlimited
         if rules not in self._seconds:
-            cost = np.where(np.eye(len(self.types)), 0.0, INFINITE)
-            last = cost.copy()  # of steps that are the last ones where budgets count effects
-            for i, t in enumerate(self.types):
-                for step in self.steps_from(t):
-                    if rules.allows(step.kind, step.mesh_axes, step.bytes_sent):
-                        some = last if rules.bans and step.kind == "zero_pad" else cost
-                        j = self.index[step.target]
+            steps = [
+                (i, self.index[step.target], step)
+                for i, t in enumerate(self.types)
+                for step in self.steps_from(t)
+                if rules.allows(step.kind, step.mesh_axes, step.bytes_sent)
+            ]
+            cost = np.full((len(self.types),) * 2, INFINITE)
+            sources = [_partial_axes(t, rules) for t in self.types]
+            for partial in {*sources}:
+                some = np.where(np.eye(len(cost)), 0.0, INFINITE)
+                for i, j, step in steps:
+                    if _adds_up(step, partial):
                         some[i, j] = min(some[i, j], step.seconds)
-            last, before = _closure(last), _closure(cost)
-            cost = before.copy()
-            for k in np.flatnonzero((last < INFINITE).sum(axis=1) > 1):
-                np.minimum(cost, before[:, k, None] + last[None, k, :], out=cost)
+                rows = [s == partial for s in sources]
+                cost[rows] = _closure(some)[rows]
             self._seconds[rules] = cost
         return self._seconds[rules]
 
@@ -513,6 +426,7 @@ class TypeSpace:
         if source == target:
             return ()
         rules = rules or self.unlimited
+        partial = _partial_axes(source, rules)
         best: dict[Codes, float] = {source: 0.0}
         queue: list[tuple[float, int, Codes, tuple[Step, ...]]] = [(0.0, 0, source, ())]
         counter = itertools.count(1)
@@ -522,16 +436,26 @@ class TypeSpace:
                 return steps
             if cost > best[here]:
                 continue
-            padded = rules.bans and steps and steps[-1].kind == "zero_pad"
             for step in self.steps_from(here):
                 total = cost + step.seconds
-                is_gather = padded and step.kind != "zero_pad"  # a sum of padded shards
-                if is_gather or total >= best.get(step.target, INFINITE):
+                if total >= best.get(step.target, INFINITE) or not _adds_up(step, partial):
                     continue
                 if rules.allows(step.kind, step.mesh_axes, step.bytes_sent):
                     best[step.target] = total
                     heapq.heappush(queue, (total, next(counter), step.target, (*steps, step)))
         raise SbpInternalError(f"no boxing from {source} to {target} on shape {self.shape}")
+
+
+def _partial_axes(codes: Codes, rules: Rules) -> frozenset[int] | None:
+    """The axes on which a value is partial; None where it does not matter."""
+    partial = frozenset(k for k, c in enumerate(codes) if c < 0)
+    return partial if rules.counts_effects else None
+
+
+def _adds_up(step: Step, partial: frozenset[int] | None) -> bool:
+    """Whether a step reduces nothing but what was partial on these axes at first."""
+    reduces = step.kind in ("all_reduce", "reduce_scatter")
+    return partial is None or not reduces or partial.issuperset(step.mesh_axes)
 
 
 def _closure(cost: np.ndarray) -> np.ndarray:
@@ -641,9 +565,9 @@ class FusedSpace(TypeSpace):
         return super().seconds(self._on_device(rules))
 
     def _ends(self, rules: Rules) -> np.ndarray:
-        """Seconds of local steps before and after others: under budgets, there are none."""
+        """Seconds of local steps before and after others; none where budgets count effects."""
         local = self._local(rules)
-        return np.where(np.eye(len(local)), local, INFINITE) if rules.bans else local
+        return np.where(np.eye(len(local)), local, INFINITE) if rules.counts_effects else local
 
     def _sent(self, rules: Rules) -> np.ndarray:
         return super().seconds(rules) + self._in_memory()

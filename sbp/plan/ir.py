@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from sbp.annotations import annotate_p
 from sbp.infer.cost import row_sends
 from sbp.infer.rows import EMPTY, NdRow
-from sbp.infer.space import Codes, Rules, Step, TypeSpace
+from sbp.infer.space import Codes, Step, TypeSpace
 from sbp.infer.typing import Typing
+from sbp.limits import Rules
 from sbp.signatures import Sent, kernel_named
 from sbp.trace.graph import LOOPS, Constant, Dataflow, Graph, Node, Operand, trips_of
 from sbp.types import MONOIDS
