@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 
 from sbp import _jax
@@ -51,7 +52,8 @@ def bodies_of(eqn: Any, platform: str) -> Bodies:
             return Bodies("open loop", [params["cond_jaxpr"], params["body_jaxpr"]], counts)
         case "cond" if params.get("branches_platforms"):
             pairs = zip(params["branches"], params["branches_platforms"], strict=True)
-            return Bodies("choice", [next(b for b, p in pairs if p is None or platform in p)])
+            ours = (branch for branch, p in pairs if p is None or platform in p)
+            return Bodies("choice", [next(ours, params["branches"][-1])])
         case "cond":
             return Bodies("choice", params["branches"])
         case "jit":
@@ -214,17 +216,23 @@ def _token(eqn: Any, place: Placed) -> Any:
         return eqn.key
     if (found := place(eqn)) is None:
         return id(eqn)
-    inner = bodies_of(eqn, "")
-    written = () if inner.form == "function" else sorted(eqn.params.items())
+    inner, params = bodies_of(eqn, ""), eqn.params
+    written = [] if inner.form == "function" else sorted(params.items())
     if inner.jaxprs:
         written = [(k, v) for k, v in written if "jaxpr" not in k and k != "branches"]
     return (
         *(eqn.primitive.name, found[0], *(type(v).__name__ for v in eqn.outvars)),
-        *((k, str(v)) for k, v in written),
-        *map(_body_token, inner.jaxprs),
-        *(f"{v.aval} {v.val!r}" if is_literal(v) else str(v.aval) for v in eqn.invars),
-        *(str(v.aval) for v in eqn.outvars),
+        *((k, _text(v)) for k, v in written),
+        *map(_body_token, params.get("branches", inner.jaxprs)),
+        *(_text(v.val) for v in eqn.invars if is_literal(v)),
+        *(f"{v.aval} {getattr(v.aval, 'weak_type', False)}" for v in (*eqn.invars, *eqn.outvars)),
     )
+
+
+def _text(value: Any) -> Any:
+    """A value as text, of an array with all of its elements."""
+    is_array = isinstance(value, np.ndarray | jax.Array)
+    return np.asarray(value).tobytes() if is_array else repr(value)
 
 
 def _body_token(closed: Any) -> Any:
@@ -239,5 +247,5 @@ def _wiring(eqns: Sequence[Any], ins: Sequence[Any] = (), outs: Sequence[Any] = 
     atoms = [*ins, *(v for eqn in eqns for v in (*eqn.invars, *eqn.outvars)), *outs]
     numbers: dict[Any, int] = {}
     return tuple(
-        repr(v.val) if is_literal(v) else numbers.setdefault(v, len(numbers)) for v in atoms
+        _text(v.val) if is_literal(v) else numbers.setdefault(v, len(numbers)) for v in atoms
     )

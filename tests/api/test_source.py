@@ -210,6 +210,22 @@ def test_equal_layers_are_one_function():
     assert_same_program(plan, args)
 
 
+def differing_layers(x):
+    for k in range(3):  # in an array of more numbers than Python prints, and on one platform
+        bias = np.zeros(2048, "float32")
+        bias[1000] = k
+        x = jax.lax.platform_dependent(x, cpu=lambda x, k=k: x * (k + 1), tpu=lambda x: x * 2)
+        x = jnp.tanh(x + jnp.asarray(bias)) * 0.5 + jnp.sin(x) - jnp.cos(x)
+        x = x / (1 + jnp.abs(x).max()) + jnp.exp(-x * x)
+    return x
+
+
+def test_layers_that_differ_are_several_functions():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 2048)), "float32")
+    plan = sbp.jit(differing_layers, sbp.make_mesh((8,), ("d",)), "d:S(0)").plan(x)
+    assert_same_program(plan, (x,), compiled=False)
+
+
 def test_an_expression_has_the_operations_of_a_line():
     f = sbp.jit(lambda x: jnp.tanh(2 * jnp.exp(x) - 1) / 2, sbp.make_mesh((2,), ("d",)), "d:S(0)")
     assert "lax.tanh(2.0 * lax.exp(x) - 1.0) / 2.0" in f.plan(jnp.ones(8)).source()
