@@ -58,17 +58,17 @@ def arrives(fault: BlamedFault, node: Node) -> str:
             if size < n:
                 short = f"its dim {users[i][0] - 1} of size {size} is shorter than {n} devices"
                 return f"{texts[i]}, but {short}"
-    told = dict.fromkeys(texts.values())
+    distinct = dict.fromkeys(texts.values())
     partial = dict.fromkeys(shown[i] for i, codes in made.items() if left(codes) == "partial")
     if len(fault.found.sink) == 1:
-        text = f"{', '.join(told)} here, which {node.name} does not take"
-    elif len(told) == 1:
-        text = f"{''.join(told)} on both sides"
+        text = f"{', '.join(distinct)} here, which {node.name} does not take"
+    elif len(distinct) == 1:
+        text = f"{''.join(distinct)} on both sides"
     else:
-        text = f"{', '.join(told)}: they cannot meet here"
+        text = f"{', '.join(distinct)}: they cannot meet here"
     is_split = any(c > 0 for codes in made.values() for c in codes)
     text += ", in dims of the batched arrays" if node.is_batched and is_split else ""
-    subject = "it" if len(told) == 1 else " or ".join(partial)
+    subject = "it" if len(distinct) == 1 else " or ".join(partial)
     return f"{text}; reduce {subject} first" if partial else text
 
 
@@ -100,12 +100,12 @@ def region_words(fault: BlamedFault, node: Node) -> tuple[str, str]:
         what = f"carry {first.carry}"
     elif first.exit is not None:
         what = f"result {first.number}"
-    told = dict.fromkeys(
+    distinct = dict.fromkeys(
         f"{_edge(fault, node, c)} is {atoms_text(codes)}"
         for c, codes in zip(found.sink, found.made, strict=True)
     )
-    text = ", ".join(told)
-    if len(told) == 1:
+    text = ", ".join(distinct)
+    if len(distinct) == 1:
         text += (
             f", but {_NEEDS.get(kind) or f'{node.name} keeps it as {atoms_text(found.wanted[0])}'}"
         )

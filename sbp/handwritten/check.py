@@ -490,6 +490,9 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                 if kind in COUNTED and scalars(finding.fault.node):
                     numbers = (*finding.numbers, *sorted(written.numbers))
                     finding = replace(finding, numbers=numbers)
+                made = finding.fault.made
+                parts = typed[0].readings(made.outputs[0]) if made and typed else ()
+                finding = replace(finding, means=bool(parts) and all(r.power for r in parts))
                 # The same fault on several mesh axes is one.
                 known = found.get(finding.key, finding)
                 both = {*known.mesh_axes, *finding.mesh_axes}
@@ -639,9 +642,10 @@ def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
     every = tuple(a for a in compared.mesh.names if any(a in f.mesh_axes for f in causes))
     said, helper = list[Diagnostic](), functools.cache(lambda: Helper(compared))
     for finding in causes:
-        repairs = helper().helps(finding)
-        if not repairs[0] and finding.mesh_axes != every:  # one over all axes may be missing
-            repairs = helper().helps(replace(finding, mesh_axes=every))
+        wide = replace(finding, mesh_axes=every)  # one reduction over all axes may be missing
+        repairs = helper().helps(wide) if finding.mesh_axes != every else ((), False)
+        if not any(h.clears_all_errors for h in repairs[0]):
+            repairs = helper().helps(finding)
         said.append(diagnostic(finding, compared.mesh, repairs))
     said = _together(said)
     shown = (run_diagnostic(c.run, ends.get(c.run.mesh_axis, ())) for c in compared.compared)
@@ -652,13 +656,12 @@ def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
 
 
 def _together(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """Diagnostics, where those with the same helps are one, and those without a help where one help
-    clears all errors: they have one cause."""
+    """Diagnostics. Those with the same helps are one, and so are those that one help mends."""
     clear = next((d for d in diagnostics if any(h.clears_all_errors for h in d.helps)), None)
     ordered = sorted(diagnostics, key=lambda d: d is not clear)
 
     def cause(d: Diagnostic) -> Any:
-        shown = d if d.helps or clear is None else clear
+        shown = d if clear is None or any(h.clears_all_errors for h in d.helps) else clear
         return (shown.code, shown.helps) if shown.helps else id(d)
 
     same = group_by(ordered, cause)

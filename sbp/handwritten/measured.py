@@ -348,6 +348,7 @@ class Finding:
           not about out_specs.
       numbers: numbers of the program that may stand for the number of devices, in which case it may
           be right.
+      means: whether the parts that are at fault add up to n times the value of one device.
     """
 
     fault: Fault
@@ -357,6 +358,7 @@ class Finding:
     result: int = 0
     claim: Atom | None = None
     numbers: tuple[str, ...] = ()
+    means: bool = False
 
     @property
     def key(self) -> tuple[Any, ...]:

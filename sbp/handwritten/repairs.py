@@ -436,8 +436,8 @@ class Repairs:
                 spare=not all(place.after for place in places),
             )
 
-        mean = (edit(CALLED["mean"], n),) if op == CALLED["sum"] else ()
-        return (edit(op, 1), *mean)
+        ways = [edit(op, 1), *([edit(CALLED["mean"], n)] if op == CALLED["sum"] else [])]
+        return tuple(reversed(ways) if finding.means else ways)
 
     def scatter(self, finding: Finding, dim: int) -> Iterator[Variants]:
         """A partial result that is returned as split: scattered, or reduced and returned as

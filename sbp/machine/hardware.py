@@ -388,13 +388,13 @@ HARDWARE: dict[str, Hardware] = {
         ),
         _H100,
         replace(_H100, name="h200", hbm_bytes_per_second=4800e9, hbm_bytes=141e9),
-        # nvidia.com, data sheets of HGX B200 and GB200 NVL72, for one of 8 and of 72 GPUs, without
-        # sparsity: NVLink of 1.8 TB/s both ways, a 400 Gbit/s adapter a GPU between nodes; of the
-        # GB200, NVLink-C2C to the host of 900 GB/s both ways for two GPUs. amd.com, data sheets of
-        # the Instinct MI300X and its platform of eight: matrices; seven links of 64 GB/s each way.
-        _gpu("b200", 2250e12, 1125e12, 75e12, 7700e9, 180e9, 900e9),
+        # glennklockwood.com/garden/processors/B200, without sparsity: HGX and GB200; NVLink of 1.8
+        # TB/s both ways. Memory of HGX: 180 GB. NVLink-C2C to the host of the GB200: 900 GB/s both
+        # ways for two GPUs. MI300X: matrices; seven links of 64 GB/s each way, priced as a switch,
+        # so a permute over one link looks faster than it is. Adapters between nodes as for H100.
+        _gpu("b200", 2250e12, 1100e12, 80e12, 8000e9, 180e9, 900e9),
         replace(
-            _gpu("gb200", 2500e12, 1250e12, 80e12, 8000e9, 186e9, 900e9),
+            _gpu("gb200", 2500e12, 1250e12, 90e12, 8000e9, 186e9, 900e9),
             joined_devices=72,
             host_bytes_per_second=225e9,
         ),

@@ -432,9 +432,9 @@ def rounded_to_bfloat16(x: Any) -> Any:
 
 @dataclass(slots=True, eq=False)
 class Place(LocalContext):
-    """What a kernel can ask about its node and its shards. A field beside those of `LocalContext`:
+    """What a kernel can ask about its node and its shards.
 
-    Arguments:
+    Arguments, after the fields of `LocalContext`:
       mesh_axes: the names of the mesh axes.
     """
 

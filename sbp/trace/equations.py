@@ -105,8 +105,8 @@ equation stands in, the outermost first; None for an equation that is in no bloc
 
 
 def in_blocks(eqns: Sequence[Any], outvars: Sequence[Any], place: Placed) -> list[Any]:
-    """Equations of a jaxpr, with those that it repeats as blocks. A block begins and ends where
-    calls of the user do, as far as it has operations of several calls.
+    """The equations of a jaxpr, in which repeated equations are blocks. A block has whole calls of
+    the user's functions if that is possible.
 
     Arguments:
       eqns: the equations.
