@@ -22,7 +22,7 @@ from sbp.errors import (
     position_text,
     refused,
 )
-from sbp.handwritten.emulation import claims, outs_of, regions_of
+from sbp.handwritten.emulation import claims, function_of, outs_of, regions_of
 from sbp.handwritten.measured import (
     BY_SHARD,
     COUNTED,
@@ -45,6 +45,7 @@ from sbp.trace.build import body_graph
 from sbp.trace.collectives import (
     KINDS,
     SENDING,
+    SHARD_MAP,
     SUMS,
     collective_runs,
     handwritten_bytes,
@@ -123,7 +124,7 @@ _LABELS: dict[Kind, str] = {
     "doubled": "counted {n} times",
     "local": "its operand is {parts}: each device sees only its own shard",
     "missing": "{its}{parts} from here on",
-    "mixed": "one operand is {parts}, the other is split; reduce the {parts} operand first",
+    "mixed": "one operand is {parts}, the other is split; reduce the partial one first",
     "monoid": "the parts of {parts} need another reduction",
     "nonlinear": "it does not take {parts}; reduce first",
     "order": "use one order in all specs; the first axis is the outermost",
@@ -203,7 +204,7 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
         "n": n,
         "types": types or "of unknown type",
         "its": "its gradient is " if primary(finding).backward else "",
-        "parts": types or unknown,
+        "parts": "the mean of one shard" if finding.means else types or unknown,
         "dims": " or ".join(str(a.dim) for a in fault.atoms if isinstance(a, Split)),
         "index": " and ".join(f'lax.axis_index("{a}")' for a in axes),
     }
@@ -211,7 +212,8 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
 
 def _subject(node: Node) -> str:
     """The user's expression for a node."""
-    text = f"`{source_text(users_span(node)) or node.op}`"
+    op = function_of(node) if node.op == SHARD_MAP else node.op
+    text = f"`{source_text(users_span(node)) or op}`"
     return f"the gradient of {text}" if node.backward else text
 
 
@@ -490,8 +492,10 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                 if kind in COUNTED and scalars(finding.fault.node):
                     numbers = (*finding.numbers, *sorted(written.numbers))
                     finding = replace(finding, numbers=numbers)
-                made = finding.fault.made
-                parts = typed[0].readings(made.outputs[0]) if made and typed else ()
+                at = finding.fault.node.inputs[finding.fault.operand :]
+                if finding.claim is not None:
+                    at = node.params["body"].outputs[finding.result :]
+                parts = typed[0].readings(at[0]) if at else ()
                 finding = replace(finding, means=bool(parts) and all(r.power for r in parts))
                 # The same fault on several mesh axes is one.
                 known = found.get(finding.key, finding)
@@ -679,10 +683,27 @@ def _together(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
 def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
     """Findings without consequences. A finding in a gradient is one where the forward part has a
     finding on the same mesh axis; a doubled reduction is one where the value is left partial on
-    another mesh axis, over which the reduction was meant to run."""
+    another mesh axis, over which the reduction was meant to run; a scaled gradient is one where the
+    same reduction adds up its means on another mesh axis."""
     forward = [f for f in findings if not primary(f).backward]
     axes = {axis for f in forward for axis in f.mesh_axes}
-    own = (f for f in findings if not primary(f).backward or axes.isdisjoint(f.mesh_axes))
+    own = [f for f in findings if not primary(f).backward or axes.isdisjoint(f.mesh_axes)]
+    # Gradients that JAX has added up are means of shards on one mesh axis, too large on another.
+    summed = [f for f in own if f.fault.kind == "pending" and primary(f).backward]
+    scaled = [f for f in own if f.fault.kind == "scaled" and primary(f).backward and summed]
+    every = {axis for f in scaled for axis in f.mesh_axes}
+    own = [
+        replace(
+            f,
+            mesh_axes=tuple(
+                a for a in f.region.params["mesh"].shape if a in {*f.mesh_axes, *every}
+            ),
+        )
+        if f in summed
+        else f
+        for f in own
+        if f not in scaled
+    ]
     return [f for f in own if not any(_is_misdirected(f, other) for other in forward)]
 
 

@@ -46,6 +46,11 @@ def outs_of(region: Node) -> str:
     return "out_types" if any(isinstance(s, NdSbp) for s in stated) else "out_specs"
 
 
+def function_of(region: Node) -> str:
+    """The function that makes a region."""
+    return "sbp.manual" if outs_of(region) == "out_types" else "jax.shard_map"
+
+
 def atom_of(spec: Any, mesh_axis: str) -> Atom:
     """The atom that a spec or a type states on a mesh axis.
 
@@ -116,6 +121,18 @@ def with_graphs(node: Node, graphs: Sequence[Graph]) -> Node:
     if node.op == SHARD_MAP:
         return replace(node, params=node.params | {"body": graphs[0]})
     return replace(node, regions=tuple(graphs))
+
+
+def with_folded(graph: Graph, mesh_axis: str, size: int) -> Graph:
+    """A program with one device on a mesh axis, in which each shard of its regions is made of the
+    shards of all devices of that axis: where several axes split a dim, this differs from a shard
+    of the whole dim."""
+    nodes = list[Node]()
+    for node in graph.nodes:
+        made = with_graphs(node, [with_folded(g, mesh_axis, size) for g in inner_graphs(node)])
+        folded = {"folded": {mesh_axis: size}} if node.op == SHARD_MAP else {}
+        nodes.append(replace(made, params=made.params | folded))
+    return replace(graph, nodes=tuple(nodes))
 
 
 def claims(graph: Graph) -> Iterator[tuple[Node, list[int]]]:
@@ -407,7 +424,11 @@ def _region(node: Node, args: Sequence[Any], axes: int, found: dict[int, Any]) -
     if axes:
         raise NotImplementedError("a shard_map inside a shard_map")
     sizes, body = mesh_sizes(node), node.params["body"]
-    shards = [_cut(x, s, sizes) for x, s in zip(args, node.params["in_specs"], strict=True)]
+    folded = node.params.get("folded", {})
+    shards = [
+        _cut(_folded(x, s, sizes, folded), s, sizes)
+        for x, s in zip(args, node.params["in_specs"], strict=True)
+    ]
 
     def run(*x: Any) -> Any:
         values = dict[int, Any]()
@@ -417,7 +438,29 @@ def _region(node: Node, args: Sequence[Any], axes: int, found: dict[int, Any]) -
         run = jax.vmap(run, axis_name=name)
     results, values = run(*shards)
     found.update(values)
-    return [_join(y, s, sizes) for y, s in zip(results, node.params["out_specs"], strict=True)]
+    return [
+        _folded(_join(y, s, sizes), s, sizes, folded, back=True)
+        for y, s in zip(results, node.params["out_specs"], strict=True)
+    ]
+
+
+def _folded(
+    x: Any, spec: Any, sizes: dict[str, int], folded: dict[str, int], *, back: bool = False
+) -> Any:
+    """An array whose shards are made of those of all devices along some mesh axes; or, of such an
+    array, the array (`back`)."""
+    for d, axes in enumerate(axes_by_dim(spec, x.ndim, list(sizes))):
+        counts = [folded.get(a, sizes[a]) for a in axes]
+        # A result with one element for each device has too few on one device.
+        if len(axes) > 1 and {*axes} & {*folded} and x.shape[d] % math.prod(counts) == 0:
+            order = [i for i, a in enumerate(axes) if a not in folded]
+            order += [i for i, a in enumerate(axes) if a in folded]
+            before = [counts[i] for i in order] if back else counts
+            order = list(np.argsort(order)) if back else order
+            blocks = x.reshape(*x.shape[:d], *before, -1, *x.shape[d + 1 :])
+            moved = [*range(d), *(d + i for i in order), *range(d + len(axes), blocks.ndim)]
+            x = blocks.transpose(moved).reshape(x.shape)
+    return x
 
 
 def _cut(x: Any, spec: Any, sizes: dict[str, int]) -> Any:

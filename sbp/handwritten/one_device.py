@@ -35,6 +35,7 @@ from sbp.handwritten.emulation import (
     reason_of,
     regions_of,
     too_large,
+    with_folded,
 )
 from sbp.handwritten.measured import (
     Types,
@@ -274,12 +275,13 @@ class Comparisons:
             because.add(f"{listed} may be the number of devices, or computed from it")
         position, axes = self.mesh.names.index(axis.name), len(self.mesh.names)
         got = program_run(self.graph, every=True)(self.values)
-        wanted = {
-            attempt: program_run(alone, every=True)(self.values)
+        ways = [
+            (attempt, program_run(way, every=True)(self.values))
             for attempt, (_, alone) in apart.items()
+            for way in (alone, with_folded(alone, axis.name, axis.size))
             if not attempt.chained
-        }
-        typed = [(measure_types(got, want, position, axes), a) for a, want in wanted.items()]
+        ]
+        typed = [(measure_types(got, want, position, axes), a, want) for a, want in ways]
         guessed = "sbp used random integers for arguments that are shapes; pass arrays"
         guesses = {guessed} if self.guessed else set[str]()
         if not typed:  # of a pipeline that runs on one device only stage by stage
@@ -287,8 +289,8 @@ class Comparisons:
                 run, apart=apart[last][0], because=tuple(sorted(because | guesses)), stages=True
             )
             return Compared(run=run, alone=last, uneven=uneven, meant=bool(because))
-        types, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
-        alone, want = wanted[best].graph, wanted[best]
+        types, best, want = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
+        alone = want.graph
         fixed = fixed_numbers(self.graph, alone, axis.size, axis.lengths)
         for name, other in self.axes.items() if fixed else ():
             if name != axis.name:  # a number may be the size of that axis

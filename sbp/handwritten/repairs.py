@@ -22,7 +22,7 @@ import numpy as np
 
 from sbp import _jax
 from sbp.errors import OptionEdit, SourceEdit, Span
-from sbp.handwritten.emulation import nodes_of, outs_of, split_over, without
+from sbp.handwritten.emulation import function_of, nodes_of, outs_of, split_over, without
 from sbp.handwritten.measured import PMEAN, Fault, Finding
 from sbp.handwritten.sites import Site, Sites
 from sbp.machine.mesh import MeshSpec
@@ -322,11 +322,11 @@ class Repairs:
         n = self.size(axes)
         if call is None:
             return
-        divide = {m.id: n for m in call.nodes}
-        if "axes" not in node.params:
+        divide, over = {m.id: n for m in call.nodes}, {*names_of(node)}
+        if "axes" not in node.params or (call.name == CALLED["sum"] and {*axes} < over):
             text = f"divide {call.text} by {n}, the size of {_names(axes)}"
             yield (GraphEdit(text, divide_by_sizes(call.span, axes), divide=divide),)
-        elif call.name == CALLED["sum"] and set(names_of(node)) == set(axes):
+        elif call.name == CALLED["sum"] and {*axes} == over:
             source = call.renamed(CALLED["mean"])
             yield (GraphEdit(f"use lax.pmean in place of {call.text}", source, divide=divide),)
 
@@ -591,7 +591,7 @@ def _spec(finding: Finding) -> Any:
 def _specified(finding: Finding, edit: GraphEdit, spec: Any) -> GraphEdit:
     """An edit with another type that the region states for its result."""
     outs, stated = outs_of(finding.region), {(finding.region.id, finding.result): spec}
-    function = "sbp.manual" if outs == "out_types" else "jax.shard_map"
+    function = function_of(finding.region)
     value = repr(spec) if outs == "out_types" else spec
     option = OptionEdit(option=outs, value=value, position=finding.result, function=function)
     return replace(edit, options=(option,), stated=stated)

@@ -129,6 +129,70 @@ def test_a_missing_mean_before_an_optimizer_is_one_error(name):
     ]
 
 
+def check_over_both_axes(body, outs, *, vma=False):
+    """The only finding in a region whose samples both mesh axes split."""
+    split = PS(("data", "model"))
+    ins = (PS(), split, split)
+    region = jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=vma)
+    (found,) = sbp.check_shard_map(region, W, X, Y, mesh=mesh()).diagnostics
+    return found
+
+
+def _moments(w, x, y):
+    mean = x.mean(0)
+    return lax.pmean(((x - mean) ** 2).mean(0), ("data", "model"))
+
+
+def _normalized(gradient):
+    return gradient / jnp.sqrt((gradient * gradient).sum())
+
+
+OVER_BOTH = {
+    "a loss": (lambda w, x, y: LOSS["mean"](x @ w - y), "missing-reduction"),
+    "a root": (lambda w, x, y: jnp.sqrt(abs(x).mean(0)), "missing-reduction"),
+    "moments": (_moments, "misplaced-reduction"),
+    "a normalized gradient": (
+        lambda w, x, y: _normalized(jax.grad(lambda w: LOSS["mean"](x @ w - y))(w)),
+        "missing-reduction",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OVER_BOTH)
+def test_a_mean_of_shards_on_two_mesh_axes(name):
+    """The outer axis is judged as the inner one: a shard of one device on it holds the shards of
+    all of its devices."""
+    body, code = OVER_BOTH[name]
+    found = check_over_both_axes(body, PS())
+    assert found.code == code
+    assert found.title.endswith("on mesh axes `data` and `model`")
+    assert "the mean of one shard" in " ".join(label.text for label in found.labels)
+    assert 'lax.pmean(.., ("data", "model"))' in found.helps[0].text
+
+
+def test_a_sum_of_means_that_is_divided_by_one_of_two_sizes():
+    def body(w, x, y):
+        loss = LOSS["mean"](x @ w - y)
+        return lax.psum(loss, ("data", "model")) / lax.axis_size("data")
+
+    found = check_over_both_axes(body, PS())
+    assert found.title.endswith("adds up means of shards on mesh axis `model`")
+    assert found.helps[0].text.endswith("by 4, the size of `model`")
+    assert found.helps[0].clears_all_errors
+
+
+def test_a_mean_of_a_loss_and_of_its_gradient():
+    """JAX has summed the gradient on both mesh axes."""
+
+    def body(w, x, y):
+        pair = jax.value_and_grad(lambda w: LOSS["mean"](x @ w - y))(w)
+        return lax.pmean(pair, ("data", "model"))
+
+    found = check_over_both_axes(body, (PS(), PS()), vma=True)
+    assert found.title.endswith("adds up means of shards on mesh axes `data` and `model`")
+    assert "take lax.pmean of the loss inside the gradient" in found.labels[0].text
+
+
 def test_gradients_with_one_cause_are_one_error():
     def loss(layers, x, y):
         for w, b in layers:
