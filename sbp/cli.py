@@ -1,6 +1,6 @@
-"""The command line: `sbp explain CODE`, `sbp signatures [PRIMITIVE]`, `sbp hardware`, `sbp train`,
-`sbp check`, `sbp curves`, `sbp export`, `sbp plan`, `sbp translate`, `sbp evaluate`,
-`sbp --version`."""
+"""The command line: `sbp explain CODE`, `sbp signatures [PRIMITIVE]`, `sbp hardware`,
+`sbp calibrate`, `sbp train`, `sbp check`, `sbp curves`, `sbp export`, `sbp plan`, `sbp translate`,
+`sbp evaluate`, `sbp --version`."""
 
 import argparse
 import importlib
@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from sbp.commands.calibrate import calibrate, calibrate_parser
 from sbp.commands.command_line import (
     COMMANDS,
     command_parser,
@@ -86,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     code="unknown-option",
                 )
             return _load(name, *_PROGRAMS[name])(rest)
+        if name == "calibrate":
+            return calibrate(rest)
         if name and not name.startswith("-") and name not in COMMANDS:
             raise SbpError(f"no command {name!r}{nearest(name, COMMANDS)}", code="unknown-option")
         parser = command_parser(VERSION)
@@ -120,8 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parsers() -> dict[str, list[argparse.ArgumentParser]]:
     """The parsers of commands that have a command line of their own; of those that are not here,
     standard error says why."""
+    own = {"calibrate": [calibrate_parser()]}
     try:
-        return {
+        return own | {
             command: [_load(command, *maker)() for maker in makers]
             for command, makers in _PARSERS.items()
         }
@@ -130,7 +134,7 @@ def _parsers() -> dict[str, list[argparse.ArgumentParser]]:
             f"the script does not complete the options of {', '.join(_PARSERS)}: {error.message}",
             file=sys.stderr,
         )
-        return {}
+        return own
 
 
 def _load(name: str, module: str, function: str) -> Callable[..., Any]:

@@ -40,7 +40,8 @@ from sbp.errors import (
     users_stacklevel,
     warn,
 )
-from sbp.handwritten.check import check_mesh, coverage, diagnostics_of, trace_program
+from sbp.handwritten.check import coverage, diagnostics_of
+from sbp.handwritten.emulation import check_mesh, trace_program
 from sbp.handwritten.one_device import compared_runs
 from sbp.handwritten.region import is_tracing
 from sbp.kinds import (
@@ -445,7 +446,8 @@ def jit(
         gathered or reduced, where `jax.checkpoint` would send it again. None for no limit; then
         such results are kept where they are worth their memory, and loops hold less where that is
         worth its time. The report says what that costs.
-      hardware: the hardware that costs are modelled for; None takes that of the mesh's devices.
+      hardware: the hardware that costs are modelled for: a `Hardware`, a name of `sbp hardware`, or
+        a file of `sbp calibrate`; None takes that of the mesh's devices.
       static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`. Negative
         numbers count from the last positional parameter, for donated arguments too.
       budgets: collectives that the plan may not have, from `sbp.forbid`.

@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, str] = {
     "explain": "what a code or a word of reports means: no-signature, P, boxing, ZeRO",
     "signatures": "the rows of a primitive, or of a function such as softmax",
     "hardware": "the device kinds that costs can be counted on, with their figures",
+    "calibrate": "measure products, memory and collectives on the devices at hand",
     "train": "in a checkout: train the GShard MoE Transformer",
     "check": "check FILE:FUNCTION; in a checkout also whether sbp train would begin",
     "report": "the full report on FILE:FUNCTION",
@@ -76,7 +77,7 @@ _PROGRAM: Mapping[str, Mapping[str, Any]] = {
     },
     "--hardware": {
         "metavar": "NAME",
-        "help": "count costs on this hardware (sbp hardware lists it)",
+        "help": "count costs on this hardware: of sbp hardware, or a .toml of sbp calibrate",
     },
     "--devices": {
         "metavar": "N",
@@ -130,10 +131,7 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 """The options of a command; those of a training run are in its own `--help`."""
 
-_STATUSES = (
-    "Exit status: 0 where the program has no error, 1 where it has one, 2 where it could not be"
-    " checked."
-)
+_STATUSES = "Exit status: 0 for no error, 1 for an error, 2 if sbp could not check the program."
 _ABOUT: Mapping[str, Mapping[str, Any]] = {
     "check": {
         "description": "Check the types of a program. Nothing of it runs, and no device is needed.",

@@ -1,26 +1,18 @@
-"""The check of a program with `jax.shard_map`: its trace, its findings and their repairs."""
+"""The check of a program with `jax.shard_map`: its findings and their repairs."""
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-import jax
-import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
-
-from sbp import _jax
 from sbp.errors import (
     SHOWN,
     Diagnostic,
     Help,
     Label,
-    SbpError,
     Span,
-    position_text,
-    refused,
 )
 from sbp.handwritten.emulation import claims, function_of, outs_of, regions_of
 from sbp.handwritten.measured import (
@@ -37,11 +29,9 @@ from sbp.handwritten.measured import (
 from sbp.handwritten.one_device import ComparedRun, Comparisons
 from sbp.handwritten.repairs import GraphEdit, Repairs, edit_program
 from sbp.handwritten.sites import Sites
-from sbp.kinds import check_alive, leaves_of, returning_arrays, takes_no_such_call
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.rule import RANKS
 from sbp.source.reader import scope_of, source_text, users_span
-from sbp.trace.build import body_graph
 from sbp.trace.collectives import (
     KINDS,
     SENDING,
@@ -429,29 +419,6 @@ def coverage(compared: Comparisons) -> Coverage:
 # ---- analysis -----------------------------------------------------------------------------------
 
 
-def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
-    """Checks that a program has regions, over a given mesh.
-
-    Raises:
-      SbpError: `bad-argument` when there is none, or one over another mesh.
-    """
-    every = [*regions_of(graph)]
-    if not every:
-        raise SbpError(
-            "the function does not call jax.shard_map, so there is nothing to check; for other"
-            " functions, use sbp.jit(f, mesh).check(..)"
-        )
-    for node in every:
-        given = {str(k): int(n) for k, n in node.params["mesh"].shape.items()}
-        if given != dict(mesh.axes):
-            where = f" at {position_text(node.span.file, node.span.line)}" if node.span else ""
-            own = " ".join(f"{k}={n}" for k, n in given.items())
-            raise SbpError(
-                f"the shard_map{where} uses the mesh {own}, but mesh= has {mesh}; pass the mesh of"
-                " the shard_map"
-            )
-
-
 def _short_ring(finding: Finding, mesh_axis: str, size: int) -> list[Node]:
     """The last step of a ring that the result of a finding comes from, and that has one step less
     than it takes to go round a mesh axis."""
@@ -589,53 +556,6 @@ class Helper:
 
 
 # ---- checks -------------------------------------------------------------------------------------
-
-
-def trace_program(
-    fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | AbstractMesh
-) -> Graph:
-    """The program on abstract arguments, with dead code: the divisions of a gradient are found by
-    those of its forward part."""
-    leaves, structure = leaves_of(args, "sbp.check_shard_map")
-    shapes = [_abstract(x) for x in leaves]
-
-    def flat(*values: Any) -> Any:
-        try:
-            return returning_arrays(fn)(*jax.tree.unflatten(structure, values))
-        except TypeError as error:
-            if takes_no_such_call(error):
-                raise refused(f"the program was called wrongly: {error}", error) from error
-            raise
-
-    try:
-        return body_graph(jax.make_jaxpr(flat)(*shapes))
-    except ValueError as error:
-        if "context mesh cannot be empty" not in str(error):
-            raise
-    # A shard_map without a mesh of its own.
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        return body_graph(jax.make_jaxpr(flat)(*shapes))
-
-
-def _abstract(x: Any) -> jax.ShapeDtypeStruct:
-    if isinstance(getattr(x, "shape", None), tuple) and hasattr(x, "dtype"):
-        check_alive(x, "sbp.check_shard_map: an argument")
-        sharding = getattr(x, "sharding", None)
-        explicit = (
-            isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
-        )
-        # JAX 0.12 warns of a struct of 64 bits where a call of the function would not.
-        dtype = x.dtype if _jax.is_extended(x.dtype) else jax.dtypes.canonicalize_dtype(x.dtype)
-        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding if explicit else None)
-    if isinstance(x, bool | int | float | complex):
-        dtype = np.asarray(x).dtype
-        if dtype.kind != "O":  # as for whole numbers of more than 64 bits
-            return jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(dtype), weak_type=True)
-    raise refused(
-        f"sbp.check_shard_map takes arrays and jax.ShapeDtypeStructs, got {type(x).__name__}; pass"
-        " other values with functools.partial or a closure",
-        TypeError,
-    )
 
 
 def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:

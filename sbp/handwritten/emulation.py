@@ -12,10 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from sbp import _jax
 from sbp.annotations import as_type
-from sbp.errors import SbpError
+from sbp.errors import SbpError, position_text, refused
+from sbp.kinds import check_alive, leaves_of, returning_arrays, takes_no_such_call
+from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
 from sbp.signatures.kernels.shards import reduce_dims, sum_dtype
 from sbp.signatures.laws.oracle import permute_batches
@@ -243,6 +246,79 @@ def differ(got: np.ndarray, want: np.ndarray, tolerance: float = math.inf) -> bo
     scale = max(1e-6, float(np.max(np.abs(want), where=np.isfinite(want), initial=0.0)))
     near = np.isclose(got, want, 0.0, min(tolerance, TOLERANCE[itemsize]) * scale)
     return not bool((near | ~(np.isfinite(want) | np.isfinite(got))).all())
+
+
+# ---- traces -------------------------------------------------------------------------------------
+
+
+def trace_program(
+    fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | AbstractMesh
+) -> Graph:
+    """The program on abstract arguments, with dead code: the divisions of a gradient are found by
+    those of its forward part."""
+    leaves, structure = leaves_of(args, "sbp.check_shard_map")
+    shapes = [_abstract(x) for x in leaves]
+
+    def flat(*values: Any) -> Any:
+        try:
+            return returning_arrays(fn)(*jax.tree.unflatten(structure, values))
+        except TypeError as error:
+            if takes_no_such_call(error):
+                raise refused(f"the program was called wrongly: {error}", error) from error
+            raise
+
+    try:
+        return body_graph(jax.make_jaxpr(flat)(*shapes))
+    except ValueError as error:
+        if "context mesh cannot be empty" not in str(error):
+            raise
+    # A shard_map without a mesh of its own.
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        return body_graph(jax.make_jaxpr(flat)(*shapes))
+
+
+def _abstract(x: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(getattr(x, "shape", None), tuple) and hasattr(x, "dtype"):
+        check_alive(x, "sbp.check_shard_map: an argument")
+        sharding = getattr(x, "sharding", None)
+        explicit = (
+            isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
+        )
+        # JAX 0.12 warns of a struct of 64 bits where a call of the function would not.
+        dtype = x.dtype if _jax.is_extended(x.dtype) else jax.dtypes.canonicalize_dtype(x.dtype)
+        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding if explicit else None)
+    if isinstance(x, bool | int | float | complex):
+        dtype = np.asarray(x).dtype
+        if dtype.kind != "O":  # as for whole numbers of more than 64 bits
+            return jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(dtype), weak_type=True)
+    raise refused(
+        f"sbp.check_shard_map takes arrays and jax.ShapeDtypeStructs, got {type(x).__name__}; pass"
+        " other values with functools.partial or a closure",
+        TypeError,
+    )
+
+
+def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
+    """Checks that a program has regions, over a given mesh.
+
+    Raises:
+      SbpError: `bad-argument` when there is none, or one over another mesh.
+    """
+    every = [*regions_of(graph)]
+    if not every:
+        raise SbpError(
+            "the function does not call jax.shard_map, so there is nothing to check; for other"
+            " functions, use sbp.jit(f, mesh).check(..)"
+        )
+    for node in every:
+        given = {str(k): int(n) for k, n in node.params["mesh"].shape.items()}
+        if given != dict(mesh.axes):
+            where = f" at {position_text(node.span.file, node.span.line)}" if node.span else ""
+            own = " ".join(f"{k}={n}" for k, n in given.items())
+            raise SbpError(
+                f"the shard_map{where} uses the mesh {own}, but mesh= has {mesh}; pass the mesh of"
+                " the shard_map"
+            )
 
 
 # ---- runs ---------------------------------------------------------------------------------------

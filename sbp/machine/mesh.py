@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 from sbp._jax import ENDS_ON_AXIS_NAMES
 from sbp.errors import ArgumentError, SbpError, SbpInternalError, nearest, refused
 from sbp.kinds import AXES, AXIS_NAMES, Kind, can_name, is_whole, show, takes
+from sbp.machine.calibration import Calibration, read_calibration
 from sbp.machine.hardware import (
     HARDWARE as HARDWARE,
     SLICE_NETWORK,
@@ -372,12 +373,14 @@ class MeshSpec:
       hardware: the figures that costs are computed from.
       is_assumed: whether neither the user nor a device names the hardware.
       slices: in how many slices the devices are.
+      calibration: what was measured on the devices; None where nothing was.
     """
 
     axes: tuple[tuple[str, int], ...]
     hardware: Hardware
     is_assumed: bool = field(default=False, compare=False)
     slices: int = field(default=1, compare=False)
+    calibration: Calibration | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -388,6 +391,11 @@ class MeshSpec:
     def sizes(self) -> tuple[int, ...]:
         """Axis sizes, outer first."""
         return tuple(size for _, size in self.axes)
+
+    @property
+    def measured(self) -> str:
+        """When the figures of the hardware were measured; empty where they were not."""
+        return f", measured on {self.calibration.date}" if self.calibration else ""
 
     @property
     def num_devices(self) -> int:
@@ -410,12 +418,18 @@ class MeshSpec:
         return sizes[mesh_axis]
 
     def collective(self, kind: str, positions: tuple[int, ...]) -> AlphaBeta:
-        """The time of a collective over the mesh axes at these positions; see `alpha_beta`.
+        """The time of a collective over the mesh axes at these positions: as measured, or else by
+        `alpha_beta`.
 
         >>> mesh = MeshSpec(axes=(("d", 8),), hardware=HARDWARE["h100"])
         >>> mesh.collective("all_gather", (0,)).of(450e6) > 1e-3
         True
         """
+        if self.calibration is not None:
+            names = tuple(self.names[k] for k in sorted(positions) if self.sizes[k] > 1)
+            found = self.calibration.links.get((kind.removeprefix("staged_"), names))
+            if found is not None:
+                return AlphaBeta(*found)
         return alpha_beta(self.hardware, self.axes, kind, positions)
 
     def stages(self, devices: int) -> tuple[int, ...]:
@@ -460,8 +474,8 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
 
     Arguments:
       mesh: a `jax.sharding.Mesh` (Auto or Explicit) or an `AbstractMesh`.
-      hardware: a `Hardware`, the name of one in `HARDWARE`, or None for the mesh's own device kind
-          (`tpu-v3` for an abstract mesh).
+      hardware: a `Hardware`, the name of one in `HARDWARE`, a `.toml` file of `sbp calibrate`, or
+          None for the mesh's own device kind (`tpu-v3` for an abstract mesh).
 
     Raises:
       SbpError: `unknown-option` for a hardware name that is not in the table, `unknown-axis` for a
@@ -479,6 +493,12 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
     _check_names(mesh.axis_names, devices=mesh.size if isinstance(mesh, Mesh) else 0)
     axes = tuple((name, int(size)) for name, size in mesh.shape.items())
     is_assumed = hardware is None and isinstance(mesh, AbstractMesh)
+    calibration = None
+    if isinstance(hardware, str) and hardware.endswith(".toml"):
+        calibration = read_calibration(hardware)
+        real = isinstance(mesh, Mesh)
+        calibration.check(axes, mesh.devices.flat[0].device_kind if real else None)
+        hardware = calibration.hardware
     if hardware is None:
         hardware = _hardware_of(mesh)
     elif isinstance(hardware, str):
@@ -491,7 +511,13 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
     if not isinstance(hardware, Hardware):
         raise SbpError(f"hardware must be an sbp.Hardware or the name of one, got {show(hardware)}")
     hardware, slices = _on_slices(hardware, mesh)
-    spec = MeshSpec(axes=axes, hardware=hardware, is_assumed=is_assumed, slices=slices)
+    spec = MeshSpec(
+        axes=axes,
+        hardware=hardware,
+        is_assumed=is_assumed,
+        slices=slices,
+        calibration=calibration,
+    )
     for mesh_axis, _ in hardware.slow_axes:
         spec.size(mesh_axis)
     return spec

@@ -487,7 +487,7 @@ def plan_page(
     sliced = f" in {mesh.slices} slices" if mesh.slices > 1 else ""
     return Page(
         title=f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}{sliced}, hardware"
-        f" {mesh.hardware.name}{assumed if mesh.is_assumed else ''}",
+        f" {mesh.hardware.name}{assumed if mesh.is_assumed else mesh.measured}",
         parts=(*_parts(program, output_names, short=short), *_findings(diagnostics)),
     )
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from sbp.errors import counted, seconds_text
 from sbp.infer.cost import exchanges, local_seconds
+from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Box, walk
 from sbp.plan.program import PHASES, Phase, Phases, Program
 from sbp.report.facts import flops_of
@@ -197,6 +198,10 @@ def causes(found: Schedule) -> list[Interval]:
     return sorted((c for c in sums if c.waited > 0), key=lambda c: -c.waited)
 
 
+def _hardware(mesh: MeshSpec) -> str:
+    return f"{mesh.hardware.name}{mesh.measured or '; nothing was measured'}"
+
+
 def _by_hand(program: Program) -> str:
     """The number of regions that are written by hand, in words; empty for none."""
     count = len(program.written_by_hand())
@@ -271,7 +276,7 @@ def _caption(program: Program, found: Schedule) -> str:
                 n.op in CONTROL_FLOW - LOOPS for n in program.graph.walk()
             ),
             f"Of {by_hand}, only the time to read and write memory is modelled.": by_hand,
-            f"Hardware {program.mesh.hardware.name}; nothing was measured.": True,
+            f"Hardware {_hardware(program.mesh)}.": True,
         }
     )
 
@@ -505,7 +510,7 @@ def limits_section(program: Program) -> Section:
         f" {_flops_text(found.peak)}/s, the peak of all devices for 16-bit"
         f" products). The modelled time, {seconds_text(found.modelled)}, is spent on"
         f" {', '.join(spent) or 'nothing'}. It is computed by a cost model for hardware"
-        f" {program.mesh.hardware.name}; nothing was measured"
+        f" {_hardware(program.mesh)}"
         f"{by_hand if _by_hand(program) else ''}"
     )
     parts = table_of(
