@@ -12,16 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from sbp import _jax
-from sbp.errors import (
-    SHOWN,
-    Diagnostic,
-    Help,
-    Label,
-    SbpError,
-    Span,
-    position_text,
-    refused,
-)
+from sbp.errors import SHOWN, Diagnostic, Help, Label, SbpError, Span, position_text, refused
 from sbp.handwritten.emulation import claims, outs_of, regions_of
 from sbp.handwritten.measured import (
     BY_SHARD,
@@ -38,7 +29,7 @@ from sbp.handwritten.one_device import ComparedRun, Comparisons
 from sbp.handwritten.repairs import GraphEdit, Repairs, edit_program
 from sbp.handwritten.sites import Sites
 from sbp.kinds import check_alive, leaves_of, returning_arrays, takes_no_such_call
-from sbp.machine.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec, known_axes, mesh_spec
 from sbp.signatures.rule import RANKS
 from sbp.source.reader import scope_of, source_text, users_span
 from sbp.trace.build import body_graph
@@ -593,11 +584,12 @@ def trace_program(
     """The program on abstract arguments, with dead code: the divisions of a gradient are found by
     those of its forward part."""
     leaves, structure = leaves_of(args, "sbp.check_shard_map")
-    shapes = [_abstract(x) for x in leaves]
+    shapes, spec = [_abstract(x) for x in leaves], mesh_spec(mesh)
 
     def flat(*values: Any) -> Any:
         try:
-            return returning_arrays(fn)(*jax.tree.unflatten(structure, values))
+            with known_axes(spec, AssertionError, NameError, ValueError):
+                return returning_arrays(fn)(*jax.tree.unflatten(structure, values))
         except TypeError as error:
             if takes_no_such_call(error):
                 raise refused(f"the program was called wrongly: {error}", error) from error
