@@ -205,14 +205,7 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
         parts=(
             *([f"the same name is also {listed(others)}"] if others else []),
             Section(title=each, parts=(rows,)),
-            *(
-                Section(
-                    title=f"the function as a whole, on {AXIS_SIZE} devices of hardware"
-                    f" {first['hardware']}: its cheapest plans",
-                    parts=(costs,),
-                )
-                for first in calls[:1]
-            ),
+            *(Section(title=f"cheapest plans on {c['on']}", parts=(costs,)) for c in calls[:1]),
         ),
     )
     data = {
@@ -362,7 +355,7 @@ def _calls(call: Callable[..., Any], shapes: Sequence[Any]) -> Iterator[dict[str
                 "inputs": tuple(map(repr, atoms)),
                 "outputs": tuple(repr(t.type.get("axis", B)) for t in outputs(program, ())),
                 "bytes_per_device": program.cost.bytes_per_device,
-                "hardware": program.mesh.hardware.name,
+                "on": f"{AXIS_SIZE} devices of hardware {program.mesh.hardware.name}",
             }
 
 
