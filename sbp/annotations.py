@@ -19,7 +19,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from sbp import _jax
 from sbp.errors import SbpError, Span, counted, refused
 from sbp.kinds import (
-    AXIS,
+    BY_POSITION,
+    EACH_AXIS,
     Kind,
     is_whole,
     one_of,
@@ -284,8 +285,9 @@ ARRAY = "an annotation is for"
 
 @takes(
     "sbp.split",
+    BY_POSITION,
     dim=Kind('a dim number, as in split(x, 0, "data")', is_whole),
-    mesh_axes=AXIS,
+    mesh_axes=EACH_AXIS,
 )
 def split(x: Any, dim: int, *mesh_axes: str) -> Any:
     """Pins `x` as split along `dim` over the mesh axes; other axes are left to inference.
@@ -321,7 +323,7 @@ def split(x: Any, dim: int, *mesh_axes: str) -> Any:
     return bind_pin(x, Pin(NdSbp(dict.fromkeys(mesh_axes, Split(dim))), ordered=True))
 
 
-@takes("sbp.replicate", mesh_axes=AXIS)
+@takes("sbp.replicate", BY_POSITION, mesh_axes=EACH_AXIS)
 def replicate(x: Any, *mesh_axes: str) -> Any:
     """Pins `x` as B on the mesh axes; on all of them when none is named.
 
@@ -332,7 +334,12 @@ def replicate(x: Any, *mesh_axes: str) -> Any:
     return bind_pin(as_array(x, ARRAY), pin)
 
 
-@takes("sbp.partial", mesh_axes=AXIS, op=one_of(MONOIDS))
+@takes(
+    "sbp.partial",
+    BY_POSITION,
+    mesh_axes=EACH_AXIS,
+    op=one_of(MONOIDS),
+)
 def partial(x: Any, *mesh_axes: str, op: str = "sum") -> Any:
     """Pins `x` as partial on the mesh axes: `x` is the reduction by `op` of the devices' parts.
 

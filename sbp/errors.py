@@ -1,6 +1,7 @@
 """Diagnostics and exceptions: what sbp says when something cannot be typed, planned or run."""
 
 import contextlib
+import copyreg
 import difflib
 import functools
 import inspect
@@ -487,7 +488,7 @@ class SbpError(Exception):
     def __reduce__(self) -> Any:
         # What is raised in another process comes back with its code and its diagnostics.
         state = {name: value for name, value in self.__dict__.items() if name != "slip"}
-        return _restore, (type(self), self.args, state)
+        return vars(copyreg)["__newobj__"], (type(self), *self.args), state
 
     def about(self, subject: str) -> "SbpError":
         """The same error, with what it is about in front."""
@@ -495,18 +496,16 @@ class SbpError(Exception):
         self.args = (f"{self.code}: {self.message}",)
         return self
 
+    def at(self, span: Span | None) -> Self:
+        """The same error at a line of the user that is not the one that raises, if it is known."""
+        self.span = span or self.span
+        self.args = (f"{self.code}: {f'{span}: ' if span else ''}{self.message}",)
+        return self
+
     def _render_traceback_(self) -> list[str]:
         """IPython shows this in place of a stack trace: what is wrong, in the user's own lines."""
         render = type(self).renderer
         return str(self).splitlines() if render is None else render(self)
-
-
-def _restore(cls: type[SbpError], args: tuple[Any, ...], state: dict[str, Any]) -> SbpError:
-    """An error that was copied or pickled."""
-    found = cls.__new__(cls, *args)
-    found.args = args
-    found.__dict__.update(state)
-    return found
 
 
 class SbpTypeError(SbpError):

@@ -147,6 +147,19 @@ def or_none(kind: Kind) -> Kind:
 AXES_OR_NONE = or_none(AXES)
 
 
+EACH_AXIS = Kind(
+    'the name of a mesh axis, and each name is an argument of its own, such as "data", "model"',
+    AXIS.accepts,
+)
+"""The kind of each of several names of mesh axes."""
+
+BY_POSITION: Mapping[str, str] = dict.fromkeys(
+    ("axis", "axes", "mesh_axis", "mesh_axes", "axis_name"),
+    'give names of mesh axes by position, each an argument of its own, such as "data", "model"',
+)
+"""Hints of `takes` for functions that take names of mesh axes."""
+
+
 _NO_HINTS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -175,6 +188,11 @@ def _arguments(
     except TypeError as error:
         strange = next((k for k in kwargs if k not in parameters), None)
         near = "" if strange is None else nearest(strange, parameters)
+        near += "".join(
+            f"; pass {p.name}={p.name}"
+            for p in parameters.values()
+            if p.kind is p.KEYWORD_ONLY and str(error).endswith(f": '{p.name}'")
+        )
         raise ArgumentTypeError(f"{name}: {error}{near}; it takes {_shown(signature)}") from None
     for parameter, value in bound.items():
         match parameters[parameter].kind:
@@ -265,6 +283,24 @@ def made_of(name: str, /, **kinds: Kind) -> Callable[[type[Made]], type[Made]]:
     return decorated
 
 
+class Reusable(contextlib.ContextDecorator):
+    """A context that may be entered several times, also inside of itself.
+
+    Arguments:
+      make: makes a context that may be entered once.
+    """
+
+    def __init__(self, make: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+        self._make, self._entered = make, list[contextlib.AbstractContextManager[Any]]()
+
+    def __enter__(self) -> None:
+        self._entered.append(self._make())
+        self._entered[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
+
+
 def instance_of(cls: type, made_by: str) -> Kind:
     """The kind of what sbp makes itself.
 
@@ -341,10 +377,9 @@ def fits(
     try:
         signature.bind(*args, **(kwargs or {}))
     except TypeError as error:
-        name = getattr(function, "__name__", "the function")
-        count = len(args) + len(kwargs or {})
         raise ArgumentTypeError(
-            f"{name} is called with {counted(count, 'argument')}: {error}; its parameters are"
+            f"{getattr(function, '__name__', 'the function')} is called with"
+            f" {counted(len(args) + len(kwargs or {}), 'argument')}: {error}; its parameters are"
             f" {signature}"
         ) from error
 
@@ -393,7 +428,12 @@ def _flattened(flatten: Callable[..., Any], tree: Any, what: str, is_leaf: IsLea
     try:
         if is_leaf is not None or flatten is not jax.tree.flatten:
             _refuse_endless(tree)
-        return flatten(tree, is_leaf)
+        flat = flatten(tree, is_leaf)
+        if flatten is not jax.tree.flatten and any(
+            isinstance(x, jax.Array | np.ndarray) for x in _metadata(flat[1])
+        ):
+            raise TypeError("static metadata of a node has an array; make the array a data field")
+        return flat
     except (RecursionError, SystemError) as error:  # JAX raises either for a tree without an end
         raise refused(
             f"{what} cannot be read as a pytree: a node contains itself, or is nested too deep;"
@@ -407,25 +447,28 @@ def _flattened(flatten: Callable[..., Any], tree: Any, what: str, is_leaf: IsLea
         ) from error
 
 
+def _metadata(tree: Any) -> list[Any]:
+    """What the nodes of a tree have besides their children. JAX compares it with `==`."""
+    own = jax.tree.leaves(tree.node_data() or ())
+    return own + [x for child in tree.children() for x in _metadata(child)]
+
+
 _DEEPEST = 500
 """Levels of lists, tuples and dicts in a pytree. JAX fails from about 1,000 levels on."""
 
 
-def _refuse_endless(tree: Any) -> None:
+def _refuse_endless(tree: Any, depth: int = 0) -> None:
     """Refuses a tree that contains itself before JAX sees it: where JAX fails to flatten one, no
     Python function can be called any more.
 
     Raises:
       RecursionError: for lists, tuples and dicts in more than `_DEEPEST` levels.
     """
-    left = [(tree, 0)]
-    while left:
-        node, depth = left.pop()
-        if depth > _DEEPEST:
-            raise RecursionError
-        inside = node.values() if isinstance(node, dict) else node
-        if isinstance(node, dict | list | tuple):
-            left += [(child, depth + 1) for child in inside]
+    if depth > _DEEPEST:
+        raise RecursionError
+    if isinstance(tree, dict | list | tuple):
+        for child in tree.values() if isinstance(tree, dict) else tree:
+            _refuse_endless(child, depth + 1)
 
 
 def returning_arrays(function: Callable[..., Any]) -> Callable[..., Any]:

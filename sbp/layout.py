@@ -21,7 +21,19 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import Pin, as_array, as_type, bind_pin
 from sbp.errors import NEAR, ArgumentError, ArgumentKeyError, Label, SbpError, nearest
-from sbp.kinds import AXES, AXIS, FLAG, Kind, is_whole, leaves_of, made_of, show, takes
+from sbp.kinds import (
+    AXES,
+    AXIS,
+    BY_POSITION,
+    EACH_AXIS,
+    FLAG,
+    Kind,
+    is_whole,
+    leaves_of,
+    made_of,
+    show,
+    takes,
+)
 from sbp.types import Atom, B, NdSbp, Split
 
 _FREE = Kind('a collection of mesh axes, such as ["pod"]', AXES.accepts)
@@ -322,7 +334,12 @@ class FullySharded:
         return PaddedType(split) if is_padded else split
 
 
-@takes("sbp.fully_sharded", mesh_axes=AXIS, padded=FLAG)
+@takes(
+    "sbp.fully_sharded",
+    BY_POSITION,
+    mesh_axes=EACH_AXIS,
+    padded=FLAG,
+)
 def fully_sharded(*mesh_axes: str, padded: bool = False) -> FullySharded:
     """An entry of `in_types` and `out_types` that splits each leaf where it fits: along its largest
     dim that divides evenly over the mesh axes, the first of equal ones; a leaf without such a dim

@@ -6,16 +6,16 @@ and budgets, which forbid collectives.
 'no all_gather above 1.0 MiB in the forward pass'
 """
 
-import contextlib
+import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import jax
 
-from sbp.errors import SbpError, bytes_text
-from sbp.kinds import AXIS, NUMBER, Kind, made_of, one_of, or_none, show, takes
+from sbp.errors import bytes_text
+from sbp.kinds import AXIS, EACH_AXIS, NUMBER, Kind, Reusable, made_of, one_of, or_none, takes
 
 Policy = Literal["auto", "reduce", "explicit"]
 """Which conversions sbp may insert: `auto` any, `reduce` only those from P, `explicit` none that
@@ -120,9 +120,12 @@ def forbid(
     return Budget(collective=collective, axis=axis, above=above, where=where)
 
 
-@takes("sbp.policy", boxing=BOXING)
-@contextlib.contextmanager
-def policy(boxing: Policy, *axes: str) -> Iterator[None]:
+@takes(
+    "sbp.policy",
+    boxing=BOXING,
+    axes=EACH_AXIS,
+)
+def policy(boxing: Policy, *axes: str) -> Reusable:
     """Sets the boxing policy for conversions of the operands of operations that are traced inside,
     and of their gradients.
 
@@ -141,16 +144,8 @@ def policy(boxing: Policy, *axes: str) -> Iterator[None]:
     >>> with policy("explicit", "dcn"):
     ...     y = jnp.ones(2) + 1
     """
-    for axis in axes:
-        if not AXIS.accepts(axis):  # the mark of all axes is that of an empty name
-            raise SbpError(
-                f"sbp.policy takes names of mesh axes, got {show(axis)}; leave out the names to set"
-                " the policy on all mesh axes"
-            )
-    with contextlib.ExitStack() as stack:
-        for axis in axes or ("",):
-            stack.enter_context(jax.named_scope(policy_mark(boxing, axis)))
-        yield
+    marks = (policy_mark(boxing, axis) for axis in axes or ("",))
+    return Reusable(functools.partial(jax.named_scope, "/".join(marks)))
 
 
 def policy_mark(boxing: Policy, axis: str = "") -> str:

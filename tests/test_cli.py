@@ -492,6 +492,7 @@ def test_text_of_signatures(capsys, monkeypatch):
     assert main(["signatures", "jnp.linalg.norm"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("`jnp.linalg.norm` traced on f32[512,1024]")
+    assert "on 4 devices of hardware " in out
     assert "reduce_sum" in out and max(map(len, out.splitlines())) <= 80
 
 
@@ -500,6 +501,7 @@ def test_text_of_signatures(capsys, monkeypatch):
     [
         (["softmx"], 'did you mean "softmax"?'),
         (["jnp.matmul", "--args", "f32[8,16], f32[8,16]"], "does not take these --args"),
+        (["einsum", "--args", "f32[4]"], "--args \"'ij,jk->ik', f32[512,1024], f32[1024,2048]\""),
         (["jnp.interp"], "takes none of the arguments that sbp tries"),
     ],
 )

@@ -140,7 +140,7 @@ def _plan() -> Any:
         (lambda: SBP.SbpTypeError(["x"]), "takes one sbp.Diagnostic or more"),
         (
             lambda: jax.tree.map(lambda _: None, PARTIAL).reduce(),
-            "Partial.reduce: `parts` must be an array with a leading dim",
+            "this Partial has parts that are not an array, None; call .reduce() before",
         ),
         (
             lambda: signatures.register("add", samples=cast(Any, 3)),

@@ -452,12 +452,11 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
     Raises:
       SbpError: `bad-argument` for an input that is no array.
     """
+    if isinstance(x, Partial | Padded) and x.problem:
+        raise refused(f"input {name} is {x!r} and {x.problem}", ValueError)
     if isinstance(x, Partial):
-        parts = shape_of(x.parts, name)
-        return jax.ShapeDtypeStruct(parts.shape[x.rank :], parts.dtype)
+        return jax.ShapeDtypeStruct(x.parts.shape[x.rank :], x.parts.dtype)
     if isinstance(x, Padded):
-        if x.problem:
-            raise refused(f"input {name} is {x!r} and {x.problem}", ValueError)
         return jax.ShapeDtypeStruct(x.shape, x.dtype)
     if _jax.is_reference(x):
         raise refused(

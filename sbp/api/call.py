@@ -32,7 +32,7 @@ from sbp.api.trees import (
     path_names,
     types_by_pattern,
 )
-from sbp.errors import Span, counted, listed, refused, warn
+from sbp.errors import SbpError, Span, counted, listed, refused, warn
 from sbp.infer.pins import check_axes
 from sbp.kinds import check_alive, paths_of, show, takes_no_such_call
 from sbp.limits import Budget, Policy
@@ -112,11 +112,6 @@ class Parameters:
             one: for numbers and names that the function does not have, of another kind, or that are
             static and donated.
         """
-        for option, numbers in (("static_argnums", static[0]), ("donate_argnums", donated[0])):
-            if isinstance(numbers, str):
-                names = option.replace("nums", "names")
-                about = f"{option} takes numbers of arguments, got {show(numbers)}"
-                raise refused(f"{about}; {names} takes names", TypeError)
         try:
             signature = inspect.signature(fn)
         except (TypeError, ValueError):
@@ -134,7 +129,14 @@ class Parameters:
                 donated = _counted(donated, read[1][0], len(names))
                 read = _jax.argument_numbers(fn, signature, static, donated)
         except (TypeError, ValueError) as error:
-            raise refused(_sentence(error), error) from error
+            kinds = (
+                "static_argnums and donate_argnums take numbers of arguments, static_argnames and"
+                " donate_argnames take names; got (numbers, names)"
+                f" {show({'static': static, 'donate': donated})}"
+            )
+            raise refused(
+                kinds if isinstance(error, TypeError) else _sentence(error), error
+            ) from error
         return cls(names=names, static=ArgumentChoice(*read[0]), donated=ArgumentChoice(*read[1]))
 
 
@@ -418,6 +420,12 @@ class CallReader:
             except TypeError as error:
                 if takes_no_such_call(error):
                     raise refused(f"{name} was called wrongly: {error}", error) from error
+                raise
+            except AttributeError as error:
+                if error.name in ("full", "reduce") and isinstance(error.obj, _jax.Tracer):
+                    raise SbpError(
+                        f"sbp.jit gives the array itself to {name}; leave out .{error.name}()"
+                    ).at(_jax.raising_span(error)) from error
                 raise
             warn_of_lost_state(held, result, name, lambda p: _leaf_name(p, heads))
             return result

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from sbp.api.boundary import Leaves, shape_of
+from sbp.api.boundary import Leaf, Leaves, shape_of
 from sbp.api.call import CallSignature
 from sbp.errors import counted, refused
 from sbp.kinds import show
@@ -218,11 +218,11 @@ class Holding:
         program as their leaves. A `Partial` over a mesh axis of size 1 is a leaf there: the program
         has no dim for its one part."""
         ins = [
-            self._node(self.inputs.get(i), leaf.partial, None)
+            self._node(self.inputs.get(i), leaf, None)
             for i, leaf in enumerate(self.signature.leaves)
         ]
         outs = [
-            self._node(self.outputs.get(o), leaf.partial, self.program.output_sum(o))
+            self._node(self.outputs.get(o), leaf, self.program.output_sum(o))
             for o, leaf in enumerate(self.returned.leaves)
         ]
         return (
@@ -230,13 +230,14 @@ class Holding:
             jax.tree.structure(jax.tree.unflatten(self.returned.tree, outs)),
         )
 
-    def _node(self, padded: Padded | None, t: NdSbp | None, reduce_dtype: str | None) -> Any:
+    def _node(self, padded: Padded | None, leaf: Leaf, reduce_dtype: str | None) -> Any:
         """What stands in the structure of a call for an argument or result."""
         if padded is not None:
             return with_parts(padded, 0)
-        if t is None or 1 in _part_sizes(t, self.mesh):
+        t, sizes = leaf.partial, _part_sizes(leaf.partial, self.mesh) if leaf.partial else (1,)
+        if 1 in sizes:
             return 0
-        return Partial.tree_unflatten((t, reduce_dtype), (0,))
+        return Partial.tree_unflatten((t, reduce_dtype, (*sizes, *leaf.aval.shape)), (0,))
 
 
 def plain(tree: Any) -> Any:

@@ -77,9 +77,9 @@ class Plan:
     def __init__(
         self, reader: CallReader, signature: CallSignature, program: Program, traced: Traced
     ) -> None:
+        self.program = program  # the first attribute, since pickle is to refuse it
         self._reader = reader
         self._signature = signature
-        self.program = program
         self.results = traced.results
         self._diagnostics: tuple[Diagnostic, ...] | None = None
         self.noted: tuple[Diagnostic, ...] = ()

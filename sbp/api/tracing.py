@@ -30,7 +30,7 @@ from sbp.infer.request import Demand, Request
 from sbp.infer.space import from_type
 from sbp.kinds import paths_of
 from sbp.limits import policies_in
-from sbp.machine.mesh import MeshSpec, other_mesh, users_mesh
+from sbp.machine.mesh import MeshSpec, known_axes, other_mesh, users_mesh
 from sbp.run.execute import partition_spec
 from sbp.signatures.alignment import with_alignment
 from sbp.signatures.custom import check_registered, check_rules
@@ -321,6 +321,7 @@ class _FlatResults:
         self, signature: CallSignature, reader: CallReader, arguments: Sequence[Leaf]
     ) -> None:
         self._fn, self._name, self._arguments = signature.call, reader.name, arguments
+        self._spec = reader.spec
         self._returned: tuple[Any, tuple[KeyPath, ...]] | None = None
         _jax.traced_as(self, reader.fn, signature.names)
 
@@ -335,7 +336,9 @@ class _FlatResults:
             bind_pin(x, replace(leaf.pin, input=n)) if leaf.pin else x
             for n, (x, leaf) in enumerate(zip(on_device, self._arguments, strict=True))
         ]
-        with_path, tree = paths_of(self._fn(*pinned), "what the function returns")
+        with known_axes(self._spec, AssertionError, NameError):
+            results = self._fn(*pinned)
+        with_path, tree = paths_of(results, "what the function returns")
         self._returned = tree, tuple(path for path, _ in with_path)
         return [_returned_array(leaf, path, self._name) for path, leaf in with_path]
 

@@ -200,13 +200,12 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
         ),
     )
     each = f"{counted(len(primitives), 'primitive')}, each with its rows on one mesh axis"
-    whole = f"the function as a whole, on one mesh axis of {AXIS_SIZE} devices: its cheapest plans"
     page = Page(
         title=f"`{shown}` traced on {', '.join(inputs) or 'no arrays'}",
         parts=(
             *([f"the same name is also {listed(others)}"] if others else []),
             Section(title=each, parts=(rows,)),
-            *([Section(title=whole, parts=(costs,))] if calls else []),
+            *(Section(title=f"cheapest plans on {c['on']}", parts=(costs,)) for c in calls[:1]),
         ),
     )
     data = {
@@ -288,24 +287,24 @@ def _trace(
     Raises:
       SbpError: `unknown-option` where it does not take the arguments.
     """
+    refusal = 'takes none of the arguments that sbp tries; give some, such as --args "f32[8,16]"'
     needed = len(required_parameters(function))
-    usual = sorted(map(arguments, _USUAL), key=lambda call: len(call[0]) != needed)
-    for tried in [given] if given is not None else usual:
+    usual = [(text, arguments(text)) for text in _USUAL]
+    usual.sort(key=lambda call: len(call[1][0]) != needed)
+    for text, tried in usual if given is None else [("", given), *usual]:
         call, shapes = _of_arrays(function, tried)
         try:
             graph, _ = trace(call, shapes)
         except Exception as error:  # JAX raises many kinds for arguments that do not fit
-            if given is None:
-                continue  # the next may fit
-            raise SbpError(
-                f"{name} does not take these --args: {error}", code="unknown-option"
-            ) from error
-        if graph.nodes or given is not None:
+            if tried is given:
+                refusal = f"does not take these --args: {str(error).rstrip('.')}"
+            continue  # the next may fit
+        if tried is given or (given is None and graph.nodes):
             return graph, call, shapes
-    raise SbpError(
-        f'{name} takes none of the arguments that sbp tries; give some, such as --args "f32[8,16]"',
-        code="unknown-option",
-    )
+        if given is not None:
+            refusal += f'; give arguments such as --args "{text}"'
+            break
+    raise SbpError(f"{name} {refusal}", code="unknown-option")
 
 
 def _of_arrays(function: Callable[..., Any], given: _Given) -> tuple[Callable[..., Any], list[Any]]:
@@ -356,6 +355,7 @@ def _calls(call: Callable[..., Any], shapes: Sequence[Any]) -> Iterator[dict[str
                 "inputs": tuple(map(repr, atoms)),
                 "outputs": tuple(repr(t.type.get("axis", B)) for t in outputs(program, ())),
                 "bytes_per_device": program.cost.bytes_per_device,
+                "on": f"{AXIS_SIZE} devices of hardware {program.mesh.hardware.name}",
             }
 
 

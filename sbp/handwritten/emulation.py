@@ -18,7 +18,7 @@ from sbp import _jax
 from sbp.annotations import as_type
 from sbp.errors import SbpError, position_text, refused
 from sbp.kinds import check_alive, leaves_of, returning_arrays, takes_no_such_call
-from sbp.machine.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec, known_axes, mesh_spec
 from sbp.signatures import traits_of
 from sbp.signatures.kernels.shards import reduce_dims, sum_dtype
 from sbp.signatures.laws.oracle import permute_batches
@@ -257,11 +257,12 @@ def trace_program(
     """The program on abstract arguments, with dead code: the divisions of a gradient are found by
     those of its forward part."""
     leaves, structure = leaves_of(args, "sbp.check_shard_map")
-    shapes = [_abstract(x) for x in leaves]
+    shapes, spec = [_abstract(x) for x in leaves], mesh_spec(mesh)
 
     def flat(*values: Any) -> Any:
         try:
-            return returning_arrays(fn)(*jax.tree.unflatten(structure, values))
+            with known_axes(spec, AssertionError, NameError, ValueError):
+                return returning_arrays(fn)(*jax.tree.unflatten(structure, values))
         except TypeError as error:
             if takes_no_such_call(error):
                 raise refused(f"the program was called wrongly: {error}", error) from error

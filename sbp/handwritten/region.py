@@ -347,15 +347,25 @@ def manual(
         leaves, tree = leaves_of(args, "a manual region")
         word = "a manual region takes pytrees of arrays; each leaf is"
         args = jax.tree.unflatten(tree, [as_array(x, word) for x in leaves])
-        fits(fn, args)
-        scope = _SCOPE.get()
-        if scope is None:
-            return _run_on_one_device(fn, in_types, out_types, args)
         tried, types = correcting.value, in_types
         if tried is not None and tried.at == made and tried.wrong is in_types:
             types = tried.right
-        run = functools.partial(_Region(fn, scope, padded, made).run, types, out_types)
-        return call_without_mesh(run, *args)
+        try:
+            fits(fn, args)
+            scope = _SCOPE.get()
+            if scope is None:
+                return _run_on_one_device(fn, types, out_types, args)
+            run = functools.partial(_Region(fn, scope, padded, made).run, types, out_types)
+            return call_without_mesh(run, *args)
+        except SbpError as error:
+            if _jax.raising_span(error) is not None or isinstance(error, SbpTypeError):
+                raise  # the body raised it, or it has the places
+            error.related += tuple(
+                Label(span=called, text="the region is called here")
+                for called in _jax.caller_frames()[:1]
+                if called != made
+            )
+            raise error.at(error.span or made) from error.__cause__
 
     return region
 
@@ -403,7 +413,7 @@ class _Region:
         self.fn, self.scope, self.mesh, self.padded, self.made = fn, scope, scope.mesh, padded, made
         self.abstract = self.abstract_of(self.mesh.sizes)
         self.name = getattr(fn, "__name__", "the function")
-        self.span: Span | None = _jax.caller_span()
+        self.span: Span | None = _jax.caller_span() or made
 
     def run(self, in_types: Any, out_types: Any, *args: Any) -> Any:
         """Traces the body on local shapes, checks its claims, and calls it between the conversions
@@ -610,17 +620,11 @@ class _Region:
         shards has other `in_types` than it was written for.
 
         Raises:
-          SbpError: `manual-types`, also of the kind that the body raises; `unknown-axis` where the
-            body uses an axis that the mesh lacks.
+          SbpError: `manual-types`, also of the kind that the body raises.
         """
         try:
             return self.body(self.fn, given, tree, out_types, self.abstract)
         except (SbpError, SbpInternalError):
-            raise
-        except NameError as error:
-            missing = _jax.unbound_axis(error)
-            if missing is not None:
-                self.mesh.size(missing)  # raises, and names the nearest axis
             raise
         except (TypeError, ValueError) as error:
             one = self.abstract_of((1,) * len(self.mesh.names))

@@ -13,8 +13,16 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
-from sbp._jax import ENDS_ON_AXIS_NAMES
-from sbp.errors import ArgumentError, SbpError, SbpInternalError, nearest, refused
+from sbp._jax import ENDS_ON_AXIS_NAMES, raising_span
+from sbp.errors import (
+    ArgumentError,
+    SbpError,
+    SbpInternalError,
+    is_users,
+    nearest,
+    refused,
+    tracebacks,
+)
 from sbp.kinds import AXES, AXIS_NAMES, Kind, can_name, is_whole, show, takes
 from sbp.machine.calibration import Calibration, read_calibration
 from sbp.machine.hardware import (
@@ -410,12 +418,12 @@ class MeshSpec:
         """
         sizes = dict(self.axes)
         if not isinstance(mesh_axis, str) or mesh_axis not in sizes:
-            given = show(mesh_axis)
-            raise SbpError(
-                f"the mesh has no axis {given}{nearest(given, self.names)}",
-                code="unknown-axis",
-            )
+            raise SbpError(self.without(mesh_axis), code="unknown-axis")
         return sizes[mesh_axis]
+
+    def without(self, mesh_axis: Any) -> str:
+        """That the mesh has no such axis, with the nearest name."""
+        return f"the mesh has no axis {show(mesh_axis)}{nearest(show(mesh_axis), self.names)}"
 
     def collective(self, kind: str, positions: tuple[int, ...]) -> AlphaBeta:
         """The time of a collective over the mesh axes at these positions: as measured, or else by
@@ -646,6 +654,37 @@ def users_mesh(
         shown = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=auto)
         with jax.sharding.use_abstract_mesh(shown) if other else no_mesh():
             yield None
+
+
+@contextlib.contextmanager
+def known_axes(mesh: MeshSpec, *kinds: type[Exception]) -> Iterator[None]:
+    """Replaces JAX's errors about an axis that the mesh lacks by `unknown-axis` at the user's line.
+    It stands inside of what JAX traces, since JAX takes its own frames out of an error outside.
+
+    Arguments:
+      mesh: the mesh.
+      kinds: the kinds of errors of JAX. The text of one may be empty, so the axis is read from the
+        arguments of the call that raises it.
+    """
+    try:
+        yield
+    except kinds as error:
+        inner = itertools.takewhile(
+            lambda frame: not is_users(frame), reversed([at.tb_frame for at in tracebacks(error)])
+        )
+        given = " ".join(
+            show(frame.f_locals.get(name))
+            for frame in inner
+            for name in ("axis_name", "axes", "axis_names", "in_specs", "out_specs", "spec")
+        )
+        said = {*str(error).split("'"), *str(error).replace(".", " ").split()} - {""}
+        named = (name for name in given.split("'")[1::2] if not said or name in said)
+        unknown = next((name for name in named if name not in mesh.names), None)
+        if unknown is None or isinstance(error, SbpError | SbpInternalError):
+            raise
+        raise refused(mesh.without(unknown), error, code="unknown-axis").at(
+            raising_span(error)
+        ) from error
 
 
 def call_without_mesh(fn: Callable[..., Any], *args: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from sbp import _jax
 from sbp.annotations import annotate_p
-from sbp.errors import Span, position_text
+from sbp.errors import ArgumentTypeError, Span, position_text
 from sbp.infer.accumulation import WideSum
 from sbp.infer.cost import late_values, step_sends, step_stages
 from sbp.infer.request import Request
@@ -125,6 +125,15 @@ class Program:
     declined: tuple[Repeat, ...] = field(default=(), repr=False)
     memory_prices: int = 0
     faster: Cost | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Program":
+        return self
+
+    def __reduce__(self) -> Any:
+        raise ArgumentTypeError(
+            "pickle does not take plans of sbp; save the plan with plan.save(path), and a report as"
+            " its text(), html() or to_json()"
+        )
 
     @property
     def request(self) -> Request:

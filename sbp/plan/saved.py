@@ -35,6 +35,17 @@ from sbp.version import VERSION
 FORMAT = 5
 """The version of the file's own form."""
 
+_PARTS = {
+    "made_for": (dict, "an object"),
+    "program": (str, "a string"),
+    "figures": (dict, "an object"),
+    "choices": (list, "a list"),
+    "removed": (list, "a list"),
+    "seal": (str, "a string"),
+    "plan": (list, "a list"),
+}
+"""The parts of a file besides its format."""
+
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What Python raises for a file of another shape."""
 
@@ -106,22 +117,24 @@ class SavedPlan:
         """
         try:
             read = json.loads(text)
-            if (form := read["sbp plan"]) != FORMAT:
-                raise _refusal(
-                    f"it has format {show(form)}, and this version of sbp reads format {FORMAT}"
-                )
-            return cls(
-                made_for=dict(read["made_for"]),
-                program=tuple(read["program"].split()),
-                figures=dict(read["figures"]),
-                choices=_tuples(read["choices"]),
-                removed=_tuples(read["removed"]),
-                lines=tuple(map(str, read["plan"])),
-                seal=read["seal"],
-            )
-        except (*_MALFORMED, RecursionError) as error:
-            title = f"plan.save did not write this file, or it was changed ({error!r})"
-            raise _refusal(title) from error
+        except (ValueError, RecursionError) as error:
+            raise _refusal(f"the file is not JSON that sbp reads: {error}") from error
+        form = read.get("sbp plan") if isinstance(read, dict) else None
+        if form != FORMAT:
+            raise _refusal(f"it has format {show(form)}, and this version of sbp reads {FORMAT}")
+        for part, (kind, what) in _PARTS.items():
+            if not isinstance(read.get(part), kind):
+                line = text.partition(f'"{part}":')[0].count("\n") + 1
+                raise _refusal(f"line {line} of the file: `{part}` must be {what}")
+        return cls(
+            made_for=read["made_for"],
+            program=tuple(read["program"].split()),
+            figures=read["figures"],
+            choices=_tuples(read["choices"]),
+            removed=_tuples(read["removed"]),
+            lines=tuple(map(str, read["plan"])),
+            seal=read["seal"],
+        )
 
     def program_for(self, request: Request) -> Program:
         """The plan for a request, without choosing types.
@@ -134,6 +147,8 @@ class SavedPlan:
             option, or does not hold.
         """
         self._check_purpose(request)
+        if self.seal != _seal(self.figures, self.removed):
+            raise _refusal("its `figures` or `removed` were changed after plan.save wrote them")
         program = None
         if request.budgets:
             # Planning tries without the budgets first, as `sbp.plan.fit` says.
@@ -141,8 +156,6 @@ class SavedPlan:
                 free = self._resolve(replace(request, budgets=()))
                 program = free.within(request)
         program = program or self._resolve(request)
-        if self.seal != _seal(self.figures, self.removed):
-            raise _refusal("its `figures` or `removed` were changed after plan.save wrote them")
         if not program.fits:
             raise _refusal("it takes more memory than memory_limit")
         return program
@@ -212,7 +225,10 @@ class SavedPlan:
                 faster=faster and Cost(**faster),
             )
         except (SbpInternalError, *_MALFORMED) as error:
-            raise _refusal(f"its types do not hold in this program: {error}") from error
+            raise _refusal(
+                "its types do not hold in this program:"
+                f" {error if isinstance(error, SbpInternalError) else 'see `choices` in the file'}"
+            ) from error
 
     def _compare(self, program: Program) -> None:
         """Compares the text of the file with that of its program. The source lines of the text may

@@ -44,9 +44,40 @@ class _InParts:
 
     Attributes:
       _whole: the method that gives the array.
+      _parts_shape: the shape that its parts are to have.
     """
 
     _whole: ClassVar[str]
+    parts: Any
+    _parts_shape: tuple[int, ...]
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with its parts, which JAX may have replaced; empty where nothing is."""
+        if not _PARTS.accepts(self.parts):
+            return f"has parts that are not an array, {show(self.parts)}"
+        have, needed = tuple(self.parts.shape), self._parts_shape
+        return "" if have == needed else f"has parts of shape {have}, which are not {needed}"
+
+    def _checked(self) -> Any:
+        """Its parts, for a reader of their elements.
+
+        Raises:
+          SbpError: `bad-argument` for a shape, and for what JAX put in their place.
+        """
+        if isinstance(self.parts, jax.ShapeDtypeStruct):
+            raise refused(
+                f"this {type(self).__name__} is of a ShapeDtypeStruct and has no elements; make one"
+                " of an array, or restore a checkpoint into it",
+                TypeError,
+            )
+        if self.problem:
+            raise refused(
+                f"this {type(self).__name__} {self.problem}; call {self._whole} before jax.vmap,"
+                " jax.lax.scan or jax.tree.map changes the parts",
+                TypeError,
+            )
+        return self.parts
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise ArgumentTypeError(f"{self!r} is not an array until you call its {self._whole}")
@@ -96,7 +127,7 @@ class Partial(_InParts):
     def __init__(self, parts: Any, type: NdSbp, reduce_dtype: Any = None) -> None:
         if not type.is_partial:
             raise ArgumentError(f"Partial: {type!r} is P on no mesh axis; pass the array itself")
-        self.parts = parts
+        self.parts, self._parts_shape = parts, tuple(parts.shape)
         self.type = type
         self.reduce_dtype = reduce_dtype_name(reduce_dtype)
         if len(parts.shape) < self.rank:
@@ -109,15 +140,15 @@ class Partial(_InParts):
                 f"Partial: an array of {parts.dtype} cannot be P({self.monoid}); convert it first"
             )
 
-    def tree_flatten(self) -> tuple[tuple[Any], tuple[NdSbp, str | None]]:
+    def tree_flatten(self) -> tuple[tuple[Any], Any]:
         """The pytree: one leaf, the parts."""
-        return (self.parts,), (self.type, self.reduce_dtype)
+        return (self.parts,), (self.type, self.reduce_dtype, self._parts_shape)
 
     @classmethod
-    def tree_unflatten(cls, known: tuple[NdSbp, str | None], children: tuple[Any]) -> "Partial":
+    def tree_unflatten(cls, known: Any, children: tuple[Any]) -> "Partial":
         """The inverse of `tree_flatten`."""
         found = object.__new__(cls)  # JAX also passes what is no array, such as None
-        found.parts, (found.type, found.reduce_dtype) = children[0], known
+        found.parts, (found.type, found.reduce_dtype, found._parts_shape) = children[0], known
         return found
 
     @property
@@ -138,15 +169,13 @@ class Partial(_InParts):
         float32 where they are narrower, as by `jnp.sum`.
 
         Raises:
-          SbpError: `bad-argument` for what JAX put in the place of the parts, such as None.
+          SbpError: `bad-argument` for what JAX put in the place of the parts, such as a slice.
         """
-        if not _PARTIAL_PARTS.accepts(self.parts):
-            raise _PARTIAL_PARTS.refusal("Partial.reduce", "parts", self.parts)
+        x, dims = self._checked(), tuple(range(self.rank))
         mesh = self._mesh()
         if mesh is not None:
             check_alive(self.parts, "this Partial")
             return _on_mesh(self, mesh)
-        x, dims = self.parts, tuple(range(self.rank))
         if self.monoid != "sum" or not is_real(x.dtype):
             return reduce_dims(x, self.monoid, dims)
         return reduce_dims(jnp.asarray(x, sum_dtype(x.dtype)), "sum", dims).astype(x.dtype)
@@ -437,13 +466,7 @@ class Padded(_InParts):
             )
 
     @classmethod
-    @takes(
-        "Padded.of",
-        skip=1,
-        type=_TYPE,
-        mesh=_MESH,
-        shape=or_none(_SHAPE),
-    )
+    @takes("Padded.of", skip=1, type=_TYPE, mesh=_MESH, shape=or_none(_SHAPE))
     def of(cls, x: Any, type: Any, mesh: Mesh | AbstractMesh, *, shape: Any = None) -> "Padded":
         """An array as `Padded`, on the devices of a mesh.
 
@@ -484,12 +507,8 @@ class Padded(_InParts):
         return _made(parts, whole, t, axes)
 
     @property
-    def problem(self) -> str:
-        """What is wrong with its parts, which JAX may have replaced; empty where nothing is."""
-        if not _PARTS.accepts(self.parts):
-            return f"has parts that are not an array, {show(self.parts)}"
-        have, needed = tuple(self.parts.shape), padding_of(self).padded_shape
-        return "" if have == needed else f"has parts of shape {have}, which are not {needed}"
+    def _parts_shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return padding_of(self).padded_shape
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
         """The pytree: one leaf, the padded array."""
@@ -509,24 +528,6 @@ class Padded(_InParts):
         return self.shape, self.type, self.axes
 
     @property
-    def _values(self) -> Any:
-        """Its parts, for a reader of their elements.
-
-        Raises:
-          SbpError: `bad-argument` for the parts of a target, which is a shape without elements,
-            and for what JAX put in the place of the parts, such as None.
-        """
-        if isinstance(self.parts, jax.ShapeDtypeStruct):
-            raise refused(
-                "this Padded is of a ShapeDtypeStruct and has no elements; make one of an array by"
-                " sbp.Padded.of(x, type, mesh), or restore a checkpoint into it",
-                TypeError,
-            )
-        if self.problem:
-            raise refused(f"this Padded {self.problem}; make one by sbp.Padded.of", TypeError)
-        return self.parts
-
-    @property
     def dtype(self) -> Any:
         """The dtype."""
         return self.parts.dtype
@@ -543,7 +544,7 @@ class Padded(_InParts):
 
     def full(self) -> jax.Array:
         """The array of the true shape, whole on each device. Of several processes, all call it."""
-        parts = self._values
+        parts = self._checked()
         with _jax.without_context_mesh():
             if isinstance(parts, jax.Array):
                 parts = whole_on_devices(parts)
@@ -551,7 +552,7 @@ class Padded(_InParts):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The values on the host."""
-        parts = self._values
+        parts = self._checked()
         if isinstance(parts, jax.Array) and not parts.is_fully_addressable:
             raise refused(
                 "this Padded has parts on devices of other processes; call .full() in all of them",

@@ -21,7 +21,16 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import annotate_p, as_array
 from sbp.errors import Diagnostic, SbpError, Span, bytes_text, counted, nearest, note, warn
-from sbp.kinds import FLAG, Kind, fits, leaves_of, refuse_unless, returning_arrays, show, takes
+from sbp.kinds import (
+    FLAG,
+    Kind,
+    fits,
+    leaves_of,
+    refuse_unless,
+    returning_arrays,
+    show,
+    takes,
+)
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.factors import admissible
 from sbp.signatures.laws.oracle import Oracle, parts, words_of
@@ -76,7 +85,7 @@ class Custom:
     """
 
     name: str
-    rows: Rows
+    rows: tuple[Row, ...] | Callable[[Op], Any]
     even: bool
     samples: tuple[Sample, ...]
     place: Span | None
@@ -89,10 +98,8 @@ class Custom:
         Raises:
           SbpError: as `fitting`; `type-syntax` for a row whose text does not parse.
         """
-        given = self.rows(op) if callable(self.rows) else self.rows
-        if not isinstance(given, Sequence) or not all(isinstance(r, Row | str) for r in given):
-            raise self.error(f"rows= returned {show(given)}, which is not a list of rows")
-        rows = [self.fitting(row if isinstance(row, Row) else parse_row(row), op) for row in given]
+        given = _parsed(self.rows(op)) if callable(self.rows) else self.rows
+        rows = [self.fitting(row, op) for row in given]
         return tuple(
             dict.fromkeys((all_b(op), *(r for r in rows if not self.even or op.has_even_shards(r))))
         )
@@ -354,7 +361,7 @@ def register(
     >>> unregister(twice_p)
     """
     name = _name(primitive)
-    rows = _given_rows(rows)
+    rows = rows if callable(rows) else _parsed(rows)
     refuse_unless(_SAMPLE, "signatures.register", "each sample", samples)
     _make_way(name, replace)
     custom = Custom(
@@ -371,19 +378,17 @@ def register(
     _CUSTOM[name] = custom
 
 
-def _given_rows(rows: Rows) -> Rows:
-    """The rows that a user gave, text parsed; a function unchanged.
+def _parsed(rows: Any) -> tuple[Row, ...]:
+    """The rows that a user gave, text parsed.
 
     Raises:
       SbpError: for anything else.
     """
-    if isinstance(rows, str) or not (callable(rows) or isinstance(rows, Sequence | AbstractSet)):
+    if isinstance(rows, str) or not isinstance(rows, Sequence | AbstractSet):
         raise SbpError(
             'rows= must be a list of rows, such as ["S(0) -> S(0)"], or a function from an Op to'
             f" one, got {show(rows)}"
         )
-    if callable(rows):
-        return rows
     return tuple(r if isinstance(r, Row) else parse_row(r) for r in rows)
 
 

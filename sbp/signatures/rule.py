@@ -13,7 +13,8 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from sbp import _jax
-from sbp.errors import SbpInternalError
+from sbp.errors import SbpError, SbpInternalError, nearest
+from sbp.kinds import FLAG, TEXT, WHOLE_NUMBER, Kind, made_of, show, takes
 from sbp.types import Atom, B, Split
 
 # ---- traits --------------------------------------------------------------------------------------
@@ -163,6 +164,13 @@ rows by a matrix each."""
 # ---- rows and kernels ----------------------------------------------------------------------------
 
 
+_ATOMS = Kind(
+    "a tuple of atoms, such as (sbp.S(0), sbp.B)",
+    lambda x: isinstance(x, tuple) and all(isinstance(a, Atom) for a in x),
+)
+
+
+@made_of("Row", ins=_ATOMS, outs=_ATOMS, kernel=TEXT)
 @dataclass(frozen=True, slots=True)
 class Row:
     """One signature of an operator on one mesh axis: atoms of the operands give atoms of the
@@ -182,6 +190,10 @@ class Row:
         return f"{', '.join(map(repr, self.ins))} -> {', '.join(map(repr, self.outs))}"
 
 
+_AVALS = Kind("a tuple of avals", lambda x: isinstance(x, tuple))
+
+
+@made_of("Op", name=TEXT, ins=_AVALS, outs=_AVALS, axis_size=WHOLE_NUMBER, rounds_parts=FLAG)
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
     """One equation, as a rule sees it when it makes rows for one mesh axis.
@@ -342,6 +354,7 @@ class Sent:
     rounds: int = 1
 
 
+@made_of("Kernel", name=TEXT, summary=TEXT, nests=FLAG, overlaps=FLAG)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """A program that a row runs on the shards, with what it sends.
@@ -460,10 +473,11 @@ def kernel_named(name: str) -> Kernel:
     """The kernel of this name.
 
     Raises:
-      SbpInternalError: if no kernel has this name.
+      SbpError: `unknown-option` if no kernel has this name.
     """
-    if name not in _KERNELS:
-        raise SbpInternalError(f"no kernel named {name!r}: a row gives it, nothing enters it")
+    if not isinstance(name, str) or name not in _KERNELS:
+        near = nearest(show(name), _KERNELS)
+        raise SbpError(f"no kernel is named {show(name)}{near}", code="unknown-option")
     return _KERNELS[name]
 
 
@@ -486,6 +500,8 @@ ROUNDED_PARTS = add_kernel(
 def rule_for(name: str) -> Rule | None:
     """The rule of a primitive, or of the function that it calls where that has one of its own
     (`pallas_call:NAME`); None for a primitive without one."""
+    if not isinstance(name, str):
+        raise TEXT.refusal("signatures", "name", name)
     return _RULES.get(name) or _RULES.get(name.partition(":")[0])
 
 
@@ -542,6 +558,7 @@ def _with_all_b(rows: Callable[[Op], Sequence[Row]], op: Op) -> tuple[Row, ...]:
     return tuple(dict.fromkeys((all_b(op), *rows(op))))
 
 
+@takes("signatures.all_b", op=Kind("an Op", lambda x: isinstance(x, Op)))
 def all_b(op: Op) -> Row:
     """The row that is right for every operator: each device has all operands and computes all
     results."""

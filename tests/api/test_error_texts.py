@@ -4,12 +4,13 @@ Errors that JAX raises while it traces call the function and its arguments by th
 word for word as under `jax.jit`. Options that `jax.jit` has removed or never had are refused."""
 
 import copy
+import dataclasses
 import inspect
 import pickle
 import textwrap
 import traceback
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import sbp
+import sbp.signatures
 from benchmarks.fault_suite import checked
 from sbp import _jax
 from sbp.errors import SourceEdit
@@ -91,7 +93,7 @@ NUMBERED: Any = (0,)
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: sbp.jit(jnp.sin, MESH, **WRONG_OPTION), "static_argnames takes names"),
+        (lambda: sbp.jit(jnp.sin, MESH, **WRONG_OPTION), "donate_argnames take names; got"),
         (lambda: sbp.jit(jnp.sin, jax.make_mesh((2,), NUMBERED)), "axes must be strings"),
         (
             lambda: sbp.jit(jnp.sum, MESH, "data:S(0)", "data:P(sum)").plan(X).export("x"),
@@ -338,6 +340,168 @@ def test_errors_come_back_from_another_process():
         error = caught.value
         for same in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
             assert (type(same), str(same), same.code) == (type(error), str(error), error.code)
+
+
+# ---- what to write instead -----------------------------------------------------------------------
+
+GRID = sbp.make_mesh((2, 4), ("data", "model"))
+PART: Any = sbp.jit(lambda x: x.sum(0), GRID, "data:S(0)", "data:P(sum)")(X)
+ODD_ROWS = sbp.Padded.of(np.ones((7, 3), "float32"), "data:S(0)", GRID)
+SG: Any = sbp.signatures
+SPLIT: Any = sbp.split
+REPORT = sbp.jit(jnp.sin, GRID, "data:S(0)").check(X)
+
+
+@dataclasses.dataclass
+class Meta:
+    x: Any
+    meta: Any
+
+
+jax.tree_util.register_dataclass(Meta, data_fields=["x"], meta_fields=["meta"])
+
+
+def users_region(x: Any) -> Any:
+    return jax.shard_map(
+        lambda x: jax.lax.psum(x.sum(), "data"),
+        mesh=GRID,
+        in_specs=jax.sharding.PartitionSpec("data"),
+        out_specs=jax.sharding.PartitionSpec(),
+    )(x)
+
+
+def _annotated(annotation: Any) -> Any:
+    return sbp.jit(annotation, GRID).plan(X)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: jax.vmap(lambda p: p.reduce())(PART), r"call \.reduce\(\) before jax\.vmap"),
+        (lambda: jax.lax.scan(lambda c, p: (c, p.full()), 0, ODD_ROWS), r"call \.full\(\) before"),
+        (
+            lambda: sbp.jit(lambda p: p, GRID).plan(jax.tree.map(lambda x: x[0], PART)),
+            r"has parts of shape \(8,\), which",
+        ),
+        (lambda: sbp.jit(lambda p: p.reduce(), GRID)(PART), r"leave out \.reduce\(\)"),
+        (lambda: sbp.jit(lambda p: p.full(), GRID)(ODD_ROWS), r"leave out \.full\(\)"),
+        (lambda: pickle.dumps(REPORT), r"save the plan with plan\.save\(path\), and a report as"),
+        (lambda: pickle.dumps(sbp.jit(jnp.sin, GRID).plan(X)), r"plan\.save\(path\)"),
+        (lambda: SG.Row(sbp.S(0), sbp.S(0)), "Row: `ins` must be a tuple of atoms"),
+        (lambda: SG.Row(("S(0)",), (sbp.B,)), "Row: `ins` must be a tuple of atoms"),
+        (lambda: SG.Row((sbp.B,)), "Row: missing a required argument: 'outs'"),
+        (lambda: SG.Op("add", {}, X, (X,), 2), "Op: `ins` must be a tuple of avals"),
+        (lambda: SG.Op("add", {}, (X,), (X,), "2"), "Op: `axis_size` must be a whole number"),
+        (lambda: SG.Kernel(name=3, summary=""), "Kernel: `name` must be a string"),
+        (lambda: SG.kernel_named("halos"), "no kernel is named 'halos'; did you mean \"halo\""),
+        (lambda: SG.kernel_named(["halo"]), "no kernel is named"),
+        (lambda: SG.all_b("add"), "signatures.all_b: `op` must be an Op"),
+        (lambda: SG.traits_of(jax.lax.add_p), "`name` must be a string, got add"),
+        (lambda: JIT(jnp.sin, GRID, static_argnums=["0"]), "donate_argnames take names; got .*'0'"),
+        (lambda: JIT(jnp.sin, GRID, static_argnums=0.0), "take numbers of arguments"),
+        (lambda: JIT(jnp.sin, GRID, static_argnames=[0]), "donate_argnames take names; got"),
+        (lambda: JIT(jnp.sin, GRID, donate_argnames=b"x"), "donate_argnames take names; got"),
+        (
+            lambda: _annotated(lambda x: SPLIT(x, 0, ("data", "model"))),
+            "each name is an argument of its own",
+        ),
+        (lambda: _annotated(lambda x: SPLIT(x, 0, axis="data")), "takes no axis=: give names"),
+        (lambda: sbp.policy("explicit", cast(Any, ("data",))), "an argument of its own"),
+        (
+            lambda: cast(Any, sbp.check_shard_map)(users_region, X, GRID),
+            "missing a required argument: 'mesh'; pass mesh=mesh",
+        ),
+        (
+            lambda: sbp.jit(lambda m: m.x, GRID).plan(Meta(X, np.ones(3))),
+            "the arguments cannot be read .* metadata of a node has an array",
+        ),
+        (lambda: sbp.jit(lambda x: Meta(x, x), GRID).plan(X), "what the function returns cannot"),
+        (lambda: sbp.check_shard_map(users_region, X, mesh=cast(Any, None)), "mesh must be a jax"),
+    ],
+)
+def test_what_to_write_instead(call, said):
+    with pytest.raises(sbp.SbpError, match=said):
+        call()
+
+
+def test_what_may_be_done_again():
+    assert copy.deepcopy(REPORT) == copy.copy(REPORT) and pickle.dumps(sbp.Report(program=None))
+    assert (jax.vmap(lambda p: p.reduce())(jax.tree.map(lambda x: x[None], PART)) == 8).all()
+    policy = sbp.policy("explicit", "data")
+
+    def program(x: Any) -> Any:
+        with policy, policy:
+            return sbp.split(x, 0, "data") @ sbp.split(x, 0, "data")
+
+    for _ in range(2):
+        assert not sbp.jit(program, GRID).check(X)
+        assert sbp.jit(lambda x: x @ x, GRID).check(X)
+
+
+def summed(x: Any) -> Any:
+    return jax.lax.psum(x, "dta")
+
+
+def varying(x: Any) -> Any:
+    return jax.lax.pcast(x, "dta", to="varying")
+
+
+def over_both(x: Any) -> Any:
+    return jax.lax.psum(x, ("data", "dta"))
+
+
+def _mapped(body: Any, **options: Any) -> Any:
+    whole = jax.sharding.PartitionSpec("data")
+    options = {"mesh": GRID, "in_specs": whole, "out_specs": whole} | options
+    return lambda x: jax.shard_map(body, **options)(x)
+
+
+@pytest.mark.parametrize("body", [summed, varying, over_both], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "checked_by",
+    [
+        lambda body: sbp.check_shard_map(_mapped(body), X, mesh=GRID),
+        lambda body: sbp.check_shard_map(jax.jit(_mapped(body, check_vma=False)), X, mesh=GRID),
+        lambda body: sbp.jit(sbp.manual(body, "data:S(0)", "B"), GRID).plan(X),
+        lambda body: sbp.jit(_mapped(body, check_vma=False), GRID).plan(X),
+    ],
+    ids=["check_shard_map", "unchecked", "manual", "jit"],
+)
+def test_a_misspelt_axis_of_a_collective(body, checked_by):
+    line = body.__code__.co_firstlineno + 1
+    said = rf"unknown-axis: .*test_error_texts\.py:{line}:\d+: the mesh has no axis 'dta'; did you"
+    with pytest.raises(sbp.SbpError, match=said) as caught:
+        checked_by(body)
+    assert caught.value.span is not None and caught.value.span.line == line
+
+
+@pytest.mark.parametrize(
+    ("in_types", "out_types", "args"),
+    [
+        (("B", "B"), "B", (X,)),
+        ("dta:S(0)", "B", (X,)),
+        ("B", "data:S(7)", (X,)),
+        ("data:?", "B", (X,)),
+        ("data:S(0)", "data:S(0)", (jnp.ones((7, 3)),)),
+        ("B", "B", (X, X)),
+    ],
+)
+def test_an_error_about_a_region_has_the_line_that_makes_it(in_types, out_types, args):
+    region = sbp.manual(lambda x: x, in_types, out_types)
+    line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    (direct,) = sbp.jit(region, GRID).check(*args).diagnostics
+    (inside,) = sbp.jit(lambda *xs: region(*xs), GRID).check(*args).diagnostics
+    assert direct.title == inside.title
+    assert [label.span.line for label in direct.labels] == [line]
+    assert [label.span.line for label in inside.labels] == [line, line + 3]
+    with pytest.raises(sbp.SbpError, match=rf"test_error_texts\.py:{line}:"):
+        sbp.jit(region, GRID).plan(*args)
+
+
+def test_specs_of_an_axis_that_the_mesh_lacks():
+    wrong = _mapped(lambda x: x, in_specs=jax.sharding.PartitionSpec("dta"))
+    with pytest.raises(ValueError, match=r"unknown-axis: .*no axis 'dta'"):
+        sbp.check_shard_map(wrong, X, mesh=GRID)
 
 
 # ---- slips ---------------------------------------------------------------------------------------

@@ -156,6 +156,13 @@ CHANGED = {
     "bound": ('("lower_bound"): [^,}]+', r"\1: 1e30", FIGURES),
     "seconds": ('("seconds"): [^,}]+', r"\1: 0.0", FIGURES),
     "deep nesting": ("(?s).+", "[" * 100_000, "saved-plan"),
+    "no JSON": ("(?s).+", "{", r"is not JSON that sbp reads: .*line 1 column 2"),
+    "another format": ('"sbp plan": [0-9]+', '"sbp plan": 0', "it has format 0, and this version"),
+    "a lost part": ('"choices"', '"choice"', r"line \d+ of the file: `choices` must be a list"),
+    "another kind": ('("program"): .*', r"\1: 3,", r"line 14 of the file: `program` must be a str"),
+    "lost figures": ('"lower_bound"', '"bound"', FIGURES),
+    "no type": (r'("choices"): \[', r'\1: [3, "x", ', r"it has \d+ choices, and this call needs"),
+    "another type": (r'("choices"): \[\[', r'\1: [["x", ', "see `choices` in the file|do not hold"),
     "prices": ('("memory_prices"): [^,}]+', r"\1: 7", FIGURES),
 }
 
