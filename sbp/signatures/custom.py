@@ -21,16 +21,7 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import annotate_p, as_array
 from sbp.errors import Diagnostic, SbpError, Span, bytes_text, counted, nearest, note, warn
-from sbp.kinds import (
-    FLAG,
-    Kind,
-    fits,
-    leaves_of,
-    refuse_unless,
-    returning_arrays,
-    show,
-    takes,
-)
+from sbp.kinds import FLAG, Kind, fits, leaves_of, refuse_unless, returning_arrays, show, takes
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.factors import admissible
 from sbp.signatures.laws.oracle import Oracle, parts, words_of
