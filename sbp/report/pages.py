@@ -509,12 +509,13 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
             device_bytes.memory_picture(program),
         )
         yield Section(
-            title="pictures; report.picture(), .bytes(), .timeline() and .memory() show them as"
-            " text",
-            parts=(
-                flows.program_picture(program, brief=True),
-                *(replace(p, instead=()) for p in others),
-            ),
+            title="picture of the program; report.picture() shows all of it",
+            parts=(flows.program_picture(program, brief=True),),
+        )
+        yield Section(
+            title="pictures of bytes, time and memory; report.bytes(), .timeline() and .memory()"
+            " show them as text",
+            parts=tuple(replace(p, instead=()) for p in others),
             opened=False,
         )
     yield from precision(program)
