@@ -185,14 +185,17 @@ def _records(table: Table, width: int) -> Iterator[Text]:
 
 def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
     found, style = part.diagnostic, SEVERITY_STYLE[part.diagnostic.severity]
-    yield Text.assemble((f"{found.severity}[{found.code}]", style), (f": {found.title}", "bold"))
+    first, *rest = wrap(f"{found.severity}[{found.code}]: {found.title}", width)
+    head, _, said = first.partition(":")
+    yield Text.assemble((head, style), (f":{said}", "bold"))
+    yield from (Text(line, "bold") for line in rest)
     digits = max((len(str(number)) for e in part.excerpts for number, *_ in e.lines), default=1)
     gutter = " " * (digits + 1)
     for number, excerpt in enumerate(part.excerpts):
         arrow = f"{' ' * digits}{':::' if number else '-->'} "
         scope = f"  in {excerpt.scope}" if excerpt.scope else ""
         yield Text.assemble((arrow, "cyan"), excerpt.place, (scope, "dim"))
-        yield from _excerpt(excerpt, digits, style)
+        yield from _excerpt(excerpt, digits, style, width)
     if part.excerpts:
         yield Text(f"{gutter}|", "cyan")
     if found.rule:
@@ -207,8 +210,8 @@ def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
         yield from _remark(gutter, kind, text, price, width)
 
 
-def _excerpt(excerpt: Excerpt, digits: int, style: str) -> Iterator[Text]:
-    gutter = " " * (digits + 1)
+def _excerpt(excerpt: Excerpt, digits: int, style: str, width: int) -> Iterator[Text]:
+    gutter, room = " " * (digits + 1), width - digits - 3
     yield Text(f"{gutter}|", "cyan")
     for number, text, marks in excerpt.lines:
         shown = "(no source at hand)" if text is None else text.expandtabs(4)
@@ -216,8 +219,14 @@ def _excerpt(excerpt: Excerpt, digits: int, style: str) -> Iterator[Text]:
         for *columns, label in marks:
             start, end = (cell_len((text or "")[:column].expandtabs(4)) for column in columns)
             sign, color = ("^", style) if label.primary else ("-", "cyan")
-            said = f"{sign * max(1, end - start)} {label.text}".rstrip(" ")
-            yield Text.assemble((f"{gutter}| ", "cyan"), " " * start, (said, color))
+            mark = sign * max(1, end - start)
+            said = [(start, f"{mark} {label.text}".rstrip(" "))]
+            if start + cell_len(said[0][1]) > room:  # the label stands below the mark
+                left = min(start, max(0, room - MIN_WIDTH // 2))
+                below = ((left, line) for line in wrap(label.text, room - left))
+                said = [(start, mark), *below]
+            for indent, line in said:
+                yield Text.assemble((f"{gutter}| ", "cyan"), " " * indent, (line, color))
 
 
 def _rule_rows(rows: Sequence[RuleRow]) -> Iterator[Text]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich import get_console
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from sbp.errors import Diagnostic, SbpError
@@ -11,7 +12,7 @@ from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, 
 from sbp.plan.program import PHASES, Program
 from sbp.report import device_bytes, facts, flows, pages, shards
 from sbp.report.parts import Page, Picture, Section, png_of
-from sbp.report.rendering import page_html, page_lines
+from sbp.report.rendering import MIN_WIDTH, page_html, page_lines
 from sbp.report.timeline import (
     Schedule,
     lane_seconds,
@@ -48,7 +49,8 @@ class Shows:
         return page_html(self._shown(), standalone=standalone)
 
     def __repr__(self) -> str:
-        return self.text()
+        console = get_console()
+        return self.text(max(MIN_WIDTH, console.width) if console.is_terminal else TEXT_WIDTH)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from page_lines(self._shown(), options.max_width)

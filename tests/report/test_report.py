@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import pytest
+import rich
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -134,6 +135,21 @@ def test_terminal_and_html_carry_the_samefacts_of(name):
     report = report_of(name, DIAGNOSTICS)
     assert html_facts(report.html()) == facts_of(report.text(WIDE))
     assert html_facts(report.short().html()) == facts_of(report.short().text(WIDE))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("name", list(PROGRAMS))
+def test_lines_fit(name, width):
+    text = report_of(name, DIAGNOSTICS).text(width)
+    assert not [line for line in text.splitlines() if cell_len(line) > width]
+
+
+def test_what_prints_a_report_has_the_width_of_its_terminal(monkeypatch):
+    report, console = report_of("megatron", DIAGNOSTICS), rich.get_console()
+    monkeypatch.setattr(console, "_force_terminal", True)
+    for columns, width in ((80, 80), (30, 40)):
+        monkeypatch.setattr(console, "_width", columns)
+        assert str(report) == report.text(width)
 
 
 def test_a_refusal_has_the_samefacts_of():
