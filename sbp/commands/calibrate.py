@@ -23,7 +23,7 @@ from sbp.commands.command_line import mesh_axes
 from sbp.errors import SbpError, bytes_text, seconds_text
 from sbp.machine.calibration import RATES
 from sbp.machine.hardware import hardware_of_kind
-from sbp.machine.mesh import make_mesh, mesh_spec
+from sbp.machine.mesh import MeshSpec, make_mesh, mesh_spec
 from sbp.moe.sharding import simulate_devices
 from sbp.report.parts import Page, table
 from sbp.report.report import Shown
@@ -89,8 +89,7 @@ def measured(mesh: Mesh, console: Console) -> tuple[dict[str, float], list[Link]
       mesh: the devices; all of them work at the same time.
       console: shows the progress.
     """
-    begun, spec = time.perf_counter(), PartitionSpec(mesh.axis_names)
-    rates = dict[str, float]()
+    begun, rates = time.perf_counter(), dict[str, float]()
     tasks = [*_products(), ("hbm_bytes_per_second", None, "")]
     for name, dtype, precision in track(tasks, "products and memory", console=console):
         rates[name] = _product(mesh, dtype, precision) if dtype else _memory(mesh)
@@ -100,7 +99,7 @@ def measured(mesh: Mesh, console: Console) -> tuple[dict[str, float], list[Link]
         pairs = []
         for size in (SIZES[0], SIZES[-1]) if late else SIZES:
             step, length, sent = _step(kind, names, math.prod(mesh.shape[n] for n in names), size)
-            pairs.append((sent, _seconds(mesh, step, jnp.ones(length * mesh.size), spec)))
+            pairs.append((sent, _seconds(mesh, step, (length,))))
         links.append((kind, names, *fitted(pairs)))
     return rates, links
 
@@ -173,8 +172,7 @@ def _product(mesh: Mesh, dtype: Any, precision: str) -> float:
         def step(x: Any, w: Any = w) -> Any:
             return jnp.dot(x, w, precision=None if precision == "default" else precision)
 
-        x = jnp.ones((rows * mesh.size, rows), dtype)
-        seconds = _seconds(mesh, step, x, PartitionSpec(mesh.axis_names))
+        seconds = _seconds(mesh, step, (rows, rows), dtype)
         best, rows = max(best, 2 * rows**3 / seconds), rows * 2
         if seconds > 10 * SPAN:
             break
@@ -183,22 +181,23 @@ def _product(mesh: Mesh, dtype: Any, precision: str) -> float:
 
 def _memory(mesh: Mesh) -> float:
     """Bytes per second that one device reads and writes."""
-    x = jnp.ones(SIZES[-1] // 4 * mesh.size)
-    return 2 * SIZES[-1] / _seconds(mesh, lambda x: x + 1.0, x, PartitionSpec(mesh.axis_names))
+    return 2 * SIZES[-1] / _seconds(mesh, lambda x: x + 1.0, (SIZES[-1] // 4,))
 
 
-def _seconds(mesh: Mesh, step: Step, x: Any, spec: PartitionSpec) -> float:
-    """Seconds of one step, in a loop on all devices."""
+def _seconds(mesh: Mesh, step: Step, shape: tuple[int, ...], dtype: Any = "float32") -> float:
+    """Seconds of one step, in a loop on all devices, each of which has an array of this shape."""
 
     def loop(x: Any, count: Any) -> Any:
         return lax.fori_loop(0, count, lambda _, x: step(x), x)
 
+    spec = PartitionSpec(mesh.axis_names)
     mapped = jax.shard_map(
         loop, mesh=mesh, in_specs=(spec, PartitionSpec()), out_specs=spec, check_vma=False
     )
-    count = np.int32(1)
-    x = jax.device_put(x, jax.NamedSharding(mesh, spec))
-    compiled = jax.jit(mapped).lower(x, count).compile()
+    whole = (shape[0] * mesh.size, *shape[1:])
+    placed = jax.NamedSharding(mesh, spec)
+    x = jax.jit(lambda: jnp.ones(whole, dtype), out_shardings=placed)()
+    compiled = jax.jit(mapped).lower(x, np.int32(1)).compile()
 
     def run(count: int, rounds: int = ROUNDS) -> float:
         times = []
@@ -273,5 +272,5 @@ def _page(mesh: Mesh, rates: dict[str, float], links: Sequence[Link]) -> Page:
     return Page(title=title, parts=(figures, rows))
 
 
-def _in_table(spec: Any, name: str) -> float:
+def _in_table(spec: MeshSpec, name: str) -> float:
     return getattr(spec.hardware, name) or spec.hardware.flops_per_second
