@@ -39,7 +39,9 @@ from sbp.explain.relaxations import (
 )
 from sbp.explain.subjects import ComparedPlan
 from sbp.explain.why import why
+from sbp.infer.check import refutation
 from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, takes
+from sbp.plan.certificate import certificate
 from sbp.plan.fit import fit
 from sbp.plan.program import Cost, Program
 from sbp.plan.saved import SavedPlan, load_program, write_file
@@ -451,6 +453,24 @@ class Plan:
             write_file(path, found.text.encode())
         return found.text
 
+    def certificate(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan's claims as JSON, which `tools/certify.py` checks without sbp.
+
+        Arguments:
+          path: the file; one that exists is replaced.
+
+        Raises:
+          SbpError: `saved-plan` if the file cannot be written.
+
+        >>> import json, sbp, tempfile
+        >>> f = sbp.jit(lambda x: (x * x).sum(), jax.sharding.AbstractMesh((2,), ("data",)))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     f.plan(jax.ShapeDtypeStruct((8,), "float32")).certificate(f"{folder}/sum.json")
+        ...     json.loads(Path(folder, "sum.json").read_text())["arguments"]
+        [['x', 'B']]
+        """
+        write_file(path, certificate(self.program, self.results.names).encode())
+
     @property
     def _side(self) -> ComparedPlan:
         return ComparedPlan(
@@ -563,7 +583,7 @@ def make_plan(reader: CallReader, signature: CallSignature, tracer: Tracer | Non
                     if least is None or limit is None
                     else (memory_diagnostic(least, limit),)
                 )
-                raise SbpTypeError(found)
+                raise SbpTypeError(found, functools.partial(refutation, request))
         request.caches.clear()  # the plan may live long, and does not need them
         plan = Plan(reader, signature, program, traced)
     plan.noted = tuple(noted)
@@ -571,7 +591,6 @@ def make_plan(reader: CallReader, signature: CallSignature, tracer: Tracer | Non
 
 
 # ---- plans in tests -----------------------------------------------------------------------------
-# `sbp.assert_plan_unchanged`: a test of the user's that a plan is what it was.
 
 
 UPDATE = "SBP_UPDATE_PLANS"

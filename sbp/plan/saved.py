@@ -432,7 +432,7 @@ def _node(graph: Graph, node: Node) -> Iterator[str]:
     yield from _operands(graph, node.inputs)
     yield from _operands(graph, node.outputs)
     for name in sorted(node.params):
-        yield f"{name}={_parameter(node.params[name])}"
+        yield f"{name}={parameter_text(node.params[name])}"
     yield repr(list(policies_in(node.scope)))
     yield f"{node.backward} {node.is_recomputed}"
     for region in node.regions:
@@ -447,10 +447,10 @@ def _operand(graph: Graph, operand: Operand) -> str:
         return f"%{operand} {shape}"
     # The elements of an array that a program closes over do not change its plan.
     plain = not aval.shape and not _jax.is_extended(aval.dtype)
-    return f"{_parameter(np.asarray(operand.value))} {shape}" if plain else shape
+    return f"{parameter_text(np.asarray(operand.value))} {shape}" if plain else shape
 
 
-def _parameter(value: Any) -> str:
+def parameter_text(value: Any) -> str:
     """A parameter of a primitive as a text without addresses and source lines."""
     match value:
         case None | bool() | int() | float() | complex() | str() | bytes():
@@ -469,7 +469,7 @@ def _parameter(value: Any) -> str:
         case Mapping():
             return _items((str(k), value[k]) for k in sorted(value, key=str))
         case AbstractSet():
-            return f"{{{', '.join(sorted(map(_parameter, value)))}}}"
+            return f"{{{', '.join(sorted(map(parameter_text, value)))}}}"
         case _ if _jax.is_jaxpr(value):
             steps = (
                 f"{eqn.primitive.name} {_items((k, eqn.params[k]) for k in sorted(eqn.params))}"
@@ -482,7 +482,7 @@ def _parameter(value: Any) -> str:
         case np.dtype() | np.generic():
             return str(value)
         case Sequence():
-            return f"[{', '.join(map(_parameter, value))}]"
+            return f"[{', '.join(map(parameter_text, value))}]"
         case _:
             # A function or another object by its name: its text may have an address.
             named = getattr(value, "__qualname__", None) or getattr(value, "name", None)
@@ -492,4 +492,4 @@ def _parameter(value: Any) -> str:
 
 
 def _items(items: Iterator[tuple[str, Any]]) -> str:
-    return f"({', '.join(f'{name}: {_parameter(value)}' for name, value in items)})"
+    return f"({', '.join(f'{name}: {parameter_text(value)}' for name, value in items)})"
