@@ -32,7 +32,7 @@ from sbp.plan.program import Program, bytes_sent, node_place
 from sbp.plan.saved import parameter_text
 from sbp.plan.saving import repeated_values
 from sbp.solve.costgraph import CostGraph
-from sbp.solve.messages import bound_of, dual_of
+from sbp.solve.messages import dual_of
 from sbp.solve.search import solve
 from sbp.trace.graph import Constant, Graph, Node, Operand, trips_of
 from sbp.types import MONOIDS
@@ -260,7 +260,7 @@ def costs(program: Program, writer: ProgramWriter) -> dict[str, Any] | None:
     if problem.entries > JOINT_ENTRIES:
         return None
     graph, states, flow = problem.costs, problem.states(), request.flow
-    moved = dual_of(graph)
+    bound, moved = dual_of(graph)
     made: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for value, end in flow.makers.items():
         made[end.variable].append((writer.value(value), end.column))
@@ -282,7 +282,7 @@ def costs(program: Program, writer: ProgramWriter) -> dict[str, Any] | None:
     return {
         "seconds": program.cost.seconds,
         "chosen": graph.cost_of(states),
-        "bound": bound_of(graph, moved),
+        "bound": bound,
         "bound of sbp": typing.lower_bound,
         "repeated": len(again),
         "reuse is free": bool(program.removed),

@@ -357,9 +357,12 @@ DUAL_SWEEPS = 512
 """Most sweeps for a dual."""
 
 
-def dual_of(graph: CostGraph) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
-    """Costs to move from each table of pairwise costs to the unary costs of its two variables, so
-    that the least entries of all variables and of all tables add up to a high bound.
+def dual_of(
+    graph: CostGraph,
+) -> tuple[float, dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]]:
+    """A lower bound on the cost of all solutions, and costs to move from each table of pairwise
+    costs to the unary costs of its two variables. After that, the least entries of all variables
+    and of all tables add up to the bound or more.
 
     A backward pass leaves, for each variable, its belief less its least entry. The share of it that
     each message to an earlier variable carries belongs to the table that the message goes through.
@@ -368,7 +371,8 @@ def dual_of(graph: CostGraph) -> dict[tuple[int, int], tuple[np.ndarray, np.ndar
       graph: the costs, in seconds.
 
     Returns:
-      For each table, the seconds to add to the states of its first and of its second variable.
+      The bound in seconds; and for each table, the seconds to add to the states of its first and of
+      its second variable.
     """
     passing = _Passing(Core.of(graph), FORBIDDEN)
     before = bound = -np.inf
@@ -391,22 +395,4 @@ def dual_of(graph: CostGraph) -> dict[tuple[int, int], tuple[np.ndarray, np.ndar
             later = passing.rank[other] < rank
             ends.append(received - carried[rank, : passing.sizes[rank]] if later else received)
         moved[pair] = ends[0], ends[1]
-    return moved
-
-
-def bound_of(
-    graph: CostGraph, moved: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]
-) -> float:
-    """The bound that costs which are moved from tables to variables prove, in seconds.
-
-    Arguments:
-      graph: the costs.
-      moved: as `dual_of` returns them. Any numbers give a valid bound.
-    """
-    unary = [u.copy() for u in graph.unary]
-    total = 0.0
-    for (a, b), (to_a, to_b) in moved.items():
-        unary[a] += to_a
-        unary[b] += to_b
-        total += float((graph.pairs[a, b] - to_a[:, None] - to_b[None, :]).min())
-    return total + sum(float(u.min()) for u in unary)
+    return bound, moved
