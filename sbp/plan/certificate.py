@@ -6,7 +6,6 @@ that prove a lower bound on its cost. docs/certificates.md describes the form.
 """
 
 import base64
-import enum
 import hashlib
 import json
 import zlib
@@ -19,23 +18,21 @@ import jax
 import numpy as np
 
 from sbp import _jax
-from sbp.annotations import Pin
 from sbp.infer.choose import JOINT_ENTRIES, Problem
 from sbp.infer.cost import row_seconds
 from sbp.infer.flow import Decision
 from sbp.infer.request import JOINT_AXES
 from sbp.infer.rows import NdRow
-from sbp.infer.space import LOCAL, Code, Codes, Step, decode, encode
+from sbp.infer.space import LOCAL, Codes, Step
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Source
 from sbp.plan.program import Program, bytes_sent, node_place
-from sbp.plan.saved import parameter_text
+from sbp.plan.saved import atom, plain
 from sbp.plan.saving import repeated_values
 from sbp.solve.costgraph import CostGraph
 from sbp.solve.messages import dual_of
 from sbp.solve.search import solve
 from sbp.trace.graph import Constant, Graph, Node, Operand, trips_of
-from sbp.types import MONOIDS
 
 FORMAT = 1
 """The version of the file's own form."""
@@ -175,39 +172,7 @@ def atoms(codes: Codes) -> list[int | str]:
     >>> atoms((1, 0, -1))
     [0, 'B', 'sum']
     """
-    return [_atom(c) for c in codes]
-
-
-def _atom(code: Code) -> int | str:
-    return code - 1 if code > 0 else MONOIDS[-1 - code] if code < 0 else repr(decode(code))
-
-
-def plain(value: Any) -> Any:
-    """A parameter of a primitive as JSON has it: numbers, texts, lists and dicts of these.
-
-    >>> plain((1, None, np.dtype("float32")))
-    [1, None, 'float32']
-    """
-    match value:
-        case enum.Enum() | float():
-            return parameter_text(value)
-        case None | bool() | int() | str():
-            return value
-        case Pin():
-            return {
-                "type": {axis: _atom(encode(atom)) for axis, atom in value.type.items()},
-                "complete": value.complete,
-            }
-        case tuple() if names := getattr(value, "_fields", ()):
-            return dict(zip(names, map(plain, value), strict=True))
-        case tuple() | list():
-            return [plain(item) for item in value]
-        case Mapping():
-            return {str(name): plain(item) for name, item in value.items()}
-        case np.integer():
-            return int(value)
-        case _:
-            return parameter_text(value)
+    return [atom(c) for c in codes]
 
 
 # ---- costs --------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ import pytest
 from samples import SAMPLES, equations, primitives, rows
 
 from sbp.infer.space import encode
-from sbp.plan.certificate import atoms, plain
+from sbp.plan.certificate import atoms
+from sbp.plan.saved import plain
 from sbp.signatures import Row
 from sbp.signatures.laws.oracle import Oracle
 from sbp.types import B, P, S
