@@ -956,8 +956,8 @@ def report(program, plan, costs, certificate):
     if costs is None:
         yield "cost: the certificate has no cost graph"
         return
-    bounds = np.array([costs.bound, costs.claimed_bound]) / (costs.seconds or 1.0)
-    proved, claimed = 100 * np.maximum(0.0, 1 - bounds)
+    above = costs.seconds - np.array([costs.bound, costs.claimed_bound])
+    proved, claimed = 100 * np.maximum(0.0, above) / (costs.seconds or 1.0)
     yield f"modelled seconds: {costs.seconds:.6g}, taken on trust"
     yield f"  the dual proves that no states of the cost graph take less than {costs.bound:.6g}:"
     yield f"  the plan is within {proved:.4f} % of the cheapest; sbp claims {claimed:.4f} %"

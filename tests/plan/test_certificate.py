@@ -555,6 +555,61 @@ def test_operations_outside_the_tables_are_counted(folder):
     assert run(folder / "cumsum.json", "--allow-unchecked")[0] == 0
 
 
+KEY = jax.eval_shape(lambda: jax.random.key(0))
+OTHERS: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
+    "identity": (lambda x: x, (f32(8),), None),
+    "twice": (lambda x: (x * x, x * x, x, 1.0), (f32(8, 8),), "data:S(0)"),
+    "dropout": (
+        lambda k, x: x * jax.random.bernoulli(k, 0.5, x.shape),
+        (KEY, f32(64, 64)),
+        (None, "data:S(0) model:S(1)"),
+    ),
+    "padded": (lambda x: x * 2, (f32(13, 7),), sbp.padded("model:S(0)")),
+    "print": (lambda x: (jax.debug.print("{}", x.sum()), x * 2)[1], (f32(64),), "data:S(0)"),
+    "while": (
+        lambda x: lax.while_loop(lambda c: c.sum() < 5, lambda c: c @ c, x),
+        (f32(64, 64),),
+        "data:S(0)",
+    ),
+    "branches": (
+        lambda i, x: lax.switch(i, [lambda x: x, lambda x: x * 2, jnp.transpose], x),
+        (jax.ShapeDtypeStruct((), "int32"), f32(64, 64)),
+        (None, "data:S(0)"),
+    ),
+    "nested": (
+        lambda x: lax.scan(
+            lambda c, _: (lax.scan(lambda d, _: (d @ d, d.sum()), c, None, length=3)[0], c.max()),
+            x,
+            None,
+            length=4,
+        ),
+        (f32(32, 32),),
+        "data:S(0)",
+    ),
+    "one dim twice": (lambda x: x.reshape(4, 16).sum(1), (f32(64),), "data:S(0) model:S(0)"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_certificates_of_other_programs_hold(name: str):
+    function, shapes, types = OTHERS[name]
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    program = sbp.jit(function, mesh, in_types=types).plan(*shapes).program
+    text = certificate(program, ["x"] * len(program.graph.outputs))
+    parts = certify.certify(json.loads(text))
+    assert [*certify.report(*parts, json.loads(text))]
+    assert len([*certify.listed(parts[0])]) == len(parts[0].operations)
+    assert parts[1].unchecked == ({"random_bits": 1} if name == "dropout" else {})
+
+
+def test_a_sum_in_a_wider_dtype():
+    mesh = jax.sharding.AbstractMesh((8,), ("data",))
+    x = jax.ShapeDtypeStruct((64, 4096), "bfloat16")
+    f = sbp.jit(lambda x: x @ x.T, mesh, in_types="data:S(1)", reduce_dtype=jnp.float32)
+    text = certificate(f.plan(x).program, ["x"])
+    assert '"wide"' in text and certify.certify(json.loads(text))
+
+
 def test_a_memory_limit_and_many_axes():
     """Types that are chosen for less memory, and a mesh whose cost graph is not made as a whole."""
     fits = planned("fsdp", (8,)).cost.peak_memory_bytes * 0.9
