@@ -44,7 +44,7 @@ from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, takes
 from sbp.plan.certificate import certificate
 from sbp.plan.fit import fit
 from sbp.plan.program import Cost, Program
-from sbp.plan.saved import SavedPlan, load_program, write_file
+from sbp.plan.saved import SavedPlan, load_program, path_of, write_file
 from sbp.report.answers import Comparison, Explanation, comparison, explanation
 from sbp.report.facts import inputs, outputs, strategy
 from sbp.report.flows import ProgramFlows
@@ -599,17 +599,9 @@ UPDATE = "SBP_UPDATE_PLANS"
 _HEAD = "sbp plan, for assert_plan_unchanged; form 1"
 
 
-def _is_path(x: Any) -> bool:
-    try:
-        return isinstance(x, str | os.PathLike) and b"\0" not in os.fsencode(x)
-    except ValueError:  # of a lone surrogate
-        return False
-
-
 @takes(
     "sbp.assert_plan_unchanged",
     plan=instance_of(Plan, "sbp.jit(..).plan"),
-    file=Kind("the path of a file", _is_path),
     update=FLAG,
 )
 def assert_plan_unchanged(
@@ -646,13 +638,9 @@ def assert_plan_unchanged(
     ...         print([line for line in str(error).splitlines() if line.startswith("-input")])
     ['-input x: f32[8,8] data:S(0)']
     """
-    path, text = Path(file), "\n".join(_lines(plan)) + "\n"
+    path, text = Path(path_of(file, "file")), "\n".join(_lines(plan)) + "\n"
     if update or os.environ.get(UPDATE) == "1":
-        try:
-            path.write_text(text, "utf-8")
-        except OSError as error:
-            raise _bad(f"cannot write {path}: {error.strerror}; choose another path") from None
-        return
+        return write_file(path, text.encode())
     how = f"run the test once with {UPDATE}=1, look at the file, and keep it"
     try:
         kept = path.read_text("utf-8")

@@ -229,7 +229,7 @@ def costs(program: Program, writer: ProgramWriter) -> dict[str, Any] | None:
     made: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for value, end in flow.makers.items():
         made[end.variable].append((writer.value(value), end.column))
-    types, lists, tables = _Numbers(), _Numbers(), _Numbers()
+    types, lists, tables = dict[Any, int](), dict[Any, int](), dict[Any, int]()
     variables: list[Any] = []
     for number, unary in enumerate(graph.unary):
         of: dict[str, Any] = {}
@@ -239,11 +239,11 @@ def costs(program: Program, writer: ProgramWriter) -> dict[str, Any] | None:
         options = (
             [(*r.ins, *r.outs) for r in rows] if rows else [(t,) for t in problem.types[number]]
         )
-        listed = tuple(tuple(map(types.of, columns)) for columns in options)
-        numbered = {"states": lists.of(listed), "seconds": tables.of(_key(unary))}
+        listed = tuple(tuple(_number(types, t) for t in columns) for columns in options)
+        numbered = {"states": _number(lists, listed), "seconds": _number(tables, _key(unary))}
         variables.append({**of, **numbered, "chosen": states[number]})
-    pairs = [[a, b, tables.of(_key(table))] for (a, b), table in graph.pairs.items()]
-    seconds = np.unique([x for _, data in tables.items for x in np.unique(np.frombuffer(data))])
+    pairs = [[a, b, _number(tables, _key(table))] for (a, b), table in graph.pairs.items()]
+    seconds = np.unique([x for _, data in tables for x in np.unique(np.frombuffer(data))])
     return {
         "seconds": program.cost.seconds,
         "chosen": graph.cost_of(states),
@@ -251,33 +251,22 @@ def costs(program: Program, writer: ProgramWriter) -> dict[str, Any] | None:
         "bound of sbp": typing.lower_bound,
         "repeated": len(again),
         "reuse is free": bool(program.removed),
-        "types": [atoms(t) for t in types.items],
-        "states": list(lists.items),
+        "types": [atoms(t) for t in types],
+        "states": list(lists),
         "numbers": [x if np.isfinite(x) else None for x in seconds.tolist()],
         "tables": [
             [shape, _packed(np.searchsorted(seconds, np.frombuffer(data)).astype("<i4"))]
-            for shape, data in tables.items
+            for shape, data in tables
         ],
         "variables": variables,
         "pairs": pairs,
-        "messages": _packed(
-            np.concatenate([m for ends in moved.values() for m in ends] or [_NONE])
-        ),
+        "messages": _packed(np.concatenate([np.zeros(0), *(m for e in moved.values() for m in e)])),
     }
 
 
-_NONE = np.zeros(0)
-
-
-class _Numbers:
-    """Numbers of things in the order in which they first occur."""
-
-    def __init__(self) -> None:
-        self.items: dict[Any, int] = {}
-
-    def of(self, item: Any) -> int:
-        """The number of an item."""
-        return self.items.setdefault(item, len(self.items))
+def _number(known: dict[Any, int], item: Any) -> int:
+    """The number of an item, in the order in which they first occur."""
+    return known.setdefault(item, len(known))
 
 
 def _key(costs: np.ndarray) -> tuple[tuple[int, ...], bytes]:

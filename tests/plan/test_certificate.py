@@ -147,9 +147,10 @@ def certificates(folder):
 
 
 def test_certificates_hold(certificates):
-    outside, padded, gaps = 0, 0, []
+    outside, padded, gaps, digests = 0, 0, [], {}
     for (name, sizes), text in certificates.items():
-        _, plan, costs = certify.certify(json.loads(text))
+        program, plan, costs = certify.certify(json.loads(text))
+        assert digests.setdefault(name, program.digest) == program.digest, "of no mesh"
         assert len(plan.rows) > 5, name
         outside += sum(plan.unchecked.values())
         padded += plan.padded
