@@ -518,6 +518,8 @@ class SbpTypeError(SbpError):
       refutation: makes the text of `smt2`, which is empty where there is none.
     """
 
+    refutation: Callable[[], str] = str  # of an error from another process
+
     def __init__(
         self, diagnostics: Iterable[Diagnostic], refutation: Callable[[], str] = str
     ) -> None:

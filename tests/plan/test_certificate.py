@@ -648,6 +648,8 @@ def test_another_solver_refutes_the_core(function, shapes):
     with pytest.raises(sbp.SbpTypeError) as caught:
         sbp.jit(function, mesh, boxing="explicit").plan(*(f32(*s) for s in shapes))
     lines = caught.value.smt2().splitlines()
+    with pytest.raises(sbp.SbpError, match="no text for an SMT solver"):
+        copy.copy(caught.value).smt2()
     named = [line for line in lines if ":named" in line]
 
     def answer(without):
