@@ -487,7 +487,8 @@ class SbpError(Exception):
 
     def __reduce__(self) -> Any:
         # What is raised in another process comes back with its code and its diagnostics.
-        state = {name: value for name, value in self.__dict__.items() if name != "slip"}
+        kept = self.__dict__.keys() - {"slip", "refutation"}
+        state = {name: value for name, value in self.__dict__.items() if name in kept}
         return vars(copyreg)["__newobj__"], (type(self), *self.args), state
 
     def about(self, subject: str) -> "SbpError":
@@ -509,17 +510,55 @@ class SbpError(Exception):
 
 
 class SbpTypeError(SbpError):
-    """A program without a typing; `diagnostics` says why, in the user's own lines."""
+    """A program without a typing; `diagnostics` says why, in the user's own lines.
 
-    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+    Arguments:
+      diagnostics: one or more.
+      refutation: makes the text of `smt2`, which is empty where there is none.
+    """
+
+    refutation: Callable[[], str] = str  # of an error from another process
+
+    def __init__(
+        self, diagnostics: Iterable[Diagnostic], refutation: Callable[[], str] = str
+    ) -> None:
         found = tuple(diagnostics) if isinstance(diagnostics, Iterable) else ()
         if not found or not all(isinstance(d, Diagnostic) for d in found):
             raise ArgumentError("SbpTypeError takes one sbp.Diagnostic or more for `diagnostics`")
         self.diagnostics: tuple[Diagnostic, ...] = found
+        self.refutation = refutation
         super().__init__(self.diagnostics[0].title, code=self.diagnostics[0].code)
 
     def __str__(self) -> str:
         return "\n\n".join(d.text() for d in self.diagnostics)
+
+    def smt2(self) -> str:
+        """The reason in SMT-LIB 2, for any SMT solver: constraints that no typing satisfies
+        together, and from which none can be left out. The solver answers `unsat`. Each constraint
+        is a named assertion, under a comment with the operand or pin and your line.
+
+        Raises:
+          SbpError: `no-typing` where the constraints of no mesh axis alone exclude each other, as
+            with a memory limit or a type that two axes split too often.
+
+        >>> import jax, sbp
+        >>> mesh = jax.sharding.AbstractMesh((2,), ("data",))
+        >>> x = jax.ShapeDtypeStruct((8,), "float32")
+        >>> f = sbp.jit(jax.numpy.tanh, mesh, in_types="data:P(sum)", boxing="explicit")
+        >>> try:
+        ...     plan = f.plan(x)
+        ... except sbp.SbpTypeError as error:
+        ...     print(error.smt2().splitlines()[0])
+        ; No types on mesh axis `data` satisfy all named assertions.
+        """
+        text = self.refutation()
+        if not text:
+            raise SbpError(
+                "no constraints of one mesh axis alone exclude each other here, so there is no text"
+                " for an SMT solver; the error itself says why there is no plan",
+                code="no-typing",
+            )
+        return text
 
 
 class ArgumentTypeError(SbpError, TypeError):

@@ -444,6 +444,7 @@ PAGE = ROOT / "docs" / "constants.md"
 
 NOT_TUNED: Mapping[str, str] = {
     "sbp/machine/": "figures of hardware, each with its source beside it",
+    "sbp/plan/certificate.py: FORMAT": "the version of a file's form",
     "sbp/plan/saved.py: FORMAT": "the version of a file's form",
     **dict.fromkeys(
         (f"sbp/moe/config.py: {name}" for name in ("PAD", "BOS", "EOS", "UNK")),

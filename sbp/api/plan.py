@@ -39,10 +39,12 @@ from sbp.explain.relaxations import (
 )
 from sbp.explain.subjects import ComparedPlan
 from sbp.explain.why import why
+from sbp.infer.check import refutation
 from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, takes
+from sbp.plan.certificate import certificate
 from sbp.plan.fit import fit
 from sbp.plan.program import Cost, Program
-from sbp.plan.saved import SavedPlan, load_program, write_file
+from sbp.plan.saved import SavedPlan, load_program, path_of, write_file
 from sbp.report.answers import Comparison, Explanation, comparison, explanation
 from sbp.report.facts import inputs, outputs, strategy
 from sbp.report.flows import ProgramFlows
@@ -451,6 +453,24 @@ class Plan:
             write_file(path, found.text.encode())
         return found.text
 
+    def certificate(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan's claims as JSON, which `tools/certify.py` checks without sbp.
+
+        Arguments:
+          path: the file; one that exists is replaced.
+
+        Raises:
+          SbpError: `saved-plan` if the file cannot be written.
+
+        >>> import json, sbp, tempfile
+        >>> f = sbp.jit(lambda x: (x * x).sum(), jax.sharding.AbstractMesh((2,), ("data",)))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     f.plan(jax.ShapeDtypeStruct((8,), "float32")).certificate(f"{folder}/sum.json")
+        ...     json.loads(Path(folder, "sum.json").read_text())["arguments"]
+        [['x', 'B']]
+        """
+        write_file(path, certificate(self.program, self.results.names).encode())
+
     @property
     def _side(self) -> ComparedPlan:
         return ComparedPlan(
@@ -563,7 +583,7 @@ def make_plan(reader: CallReader, signature: CallSignature, tracer: Tracer | Non
                     if least is None or limit is None
                     else (memory_diagnostic(least, limit),)
                 )
-                raise SbpTypeError(found)
+                raise SbpTypeError(found, functools.partial(refutation, request))
         request.caches.clear()  # the plan may live long, and does not need them
         plan = Plan(reader, signature, program, traced)
     plan.noted = tuple(noted)
@@ -571,7 +591,6 @@ def make_plan(reader: CallReader, signature: CallSignature, tracer: Tracer | Non
 
 
 # ---- plans in tests -----------------------------------------------------------------------------
-# `sbp.assert_plan_unchanged`: a test of the user's that a plan is what it was.
 
 
 UPDATE = "SBP_UPDATE_PLANS"
@@ -580,17 +599,9 @@ UPDATE = "SBP_UPDATE_PLANS"
 _HEAD = "sbp plan, for assert_plan_unchanged; form 1"
 
 
-def _is_path(x: Any) -> bool:
-    try:
-        return isinstance(x, str | os.PathLike) and b"\0" not in os.fsencode(x)
-    except ValueError:  # of a lone surrogate
-        return False
-
-
 @takes(
     "sbp.assert_plan_unchanged",
     plan=instance_of(Plan, "sbp.jit(..).plan"),
-    file=Kind("the path of a file", _is_path),
     update=FLAG,
 )
 def assert_plan_unchanged(
@@ -627,13 +638,9 @@ def assert_plan_unchanged(
     ...         print([line for line in str(error).splitlines() if line.startswith("-input")])
     ['-input x: f32[8,8] data:S(0)']
     """
-    path, text = Path(file), "\n".join(_lines(plan)) + "\n"
+    path, text = Path(path_of(file, "file")), "\n".join(_lines(plan)) + "\n"
     if update or os.environ.get(UPDATE) == "1":
-        try:
-            path.write_text(text, "utf-8")
-        except OSError as error:
-            raise _bad(f"cannot write {path}: {error.strerror}; choose another path") from None
-        return
+        return write_file(path, text.encode())
     how = f"run the test once with {UPDATE}=1, look at the file, and keep it"
     try:
         kept = path.read_text("utf-8")

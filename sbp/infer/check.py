@@ -147,7 +147,7 @@ class _Axis:
         self._context = z3.Context()
         self._bool = z3.BoolSort(self._context)
         self._solver = z3.SolverFor("QF_FD", ctx=self._context)
-        self._solver.from_string("\n".join(_text(system)))
+        self._solver.from_string("\n".join(_text(system, system.constraints)))
         self._solver.set("rlimit", rlimit)
         self._literals: dict[str, Any] = {}
 
@@ -295,18 +295,62 @@ def _sink(equations: list[ReadConstraint]) -> tuple[ReadConstraint, ...]:
     return tuple(c for c in ends if c.because.end.variable == ends[-1].because.end.variable)
 
 
-def _text(system: System) -> Iterable[str]:
-    """The system in SMT-LIB. To parse it in one piece is ten times as fast as to build its
-    terms."""
+def refutation(request: Request) -> str:
+    """The core of a program without a typing in SMT-LIB 2, where each constraint of the core is a
+    named assertion. The others say that each decision has exactly one of its states. Empty where
+    the constraints of no mesh axis alone exclude each other.
+
+    Arguments:
+      request: the program with its mesh, demand, policies and budgets.
+    """
+    checker = Checker(request)
+    found = checker.check()
+    if found.status != "unsat":
+        return ""
+    system = next(s for s in checker.systems if s.mesh_axis == found.mesh_axis)
+    used = {end.variable for pin in found.pins for end in pin.fixed}
+    used |= {end.variable for c in found.equations for end in (c.source, c.because.end)}
+    # Literals of constraints outside of the core stay free.
+    others = tuple(
+        c for c in system.constraints if not isinstance(c, ReadConstraint | PinConstraint)
+    )
+    pins = tuple(c for c in system.constraints if isinstance(c, PinConstraint))
+    names = [f"(declare-const {c.name} Bool)" for c in (*pins, *others) if c not in found.core]
+    lines = [
+        f"; No types on mesh axis `{found.mesh_axis}` satisfy all named assertions.",
+        "(set-option :produce-unsat-cores true)",
+        "(set-logic QF_UF)",
+        *names,
+        *_text(system, found.core, used),
+    ]
+    for c in found.core:
+        where = f" at {c.because.span}" if c.because.span else ""
+        lines += [f"; {c.because.text}{where}", f"(assert (! {c.name} :named core-{c.name}))"]
+    return "\n".join([*lines, "(check-sat)", "(get-unsat-core)", ""])
+
+
+def _text(
+    system: System, constraints: tuple[Constraint, ...], variables: Collection[int] | None = None
+) -> Iterable[str]:
+    """Constraints of a system in SMT-LIB. To parse it in one piece is ten times as fast as to build
+    its terms.
+
+    Arguments:
+      system: the system.
+      constraints: some of its constraints.
+      variables: the variables that they are about; None for all.
+    """
     for v, states in enumerate(system.states):
+        if variables is not None and v not in variables:
+            continue
         names = [state_literal(v, k) for k in range(len(states))]
         yield "".join(f"(declare-const {n} Bool)" for n in names)
         yield f"(assert (or {' '.join(names)}))" if names else "(assert false)"
         yield "".join(
             f"(assert (or (not {a}) (not {b})))" for i, a in enumerate(names) for b in names[:i]
         )
-    yield "".join(f"(declare-const {c.name} Bool)" for c in system.constraints)
-    for constraint in system.constraints:
+    yield "".join(f"(declare-const {c.name} Bool)" for c in constraints)
+    for constraint in constraints:
         if isinstance(constraint, PinConstraint):
             pinned = (system.literals_of(end, constraint.code) for end in constraint.fixed)
             yield from (f"(assert (or (not {constraint.name}) {' '.join(p)}))" for p in pinned)

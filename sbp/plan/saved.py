@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Mapping, Sequence, Set as AbstractSet
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,17 @@ from sbp import _jax
 from sbp.errors import SbpError, SbpInternalError, Span, refused
 from sbp.infer.request import Demand, Request
 from sbp.infer.rows import NdRow
+from sbp.infer.space import Code, decode, encode
 from sbp.infer.typing import Typing, certify, typing_fields
 from sbp.kinds import show
 from sbp.limits import policies_in
 from sbp.plan.program import Cost, Program, node_place, resolve, shape_text
 from sbp.plan.saving import Repeat, repeats, save
-from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.trace.graph import Constant, Graph, Operand
+from sbp.types import MONOIDS, Broadcast, Split, Unreduced
 from sbp.version import VERSION
 
-FORMAT = 5
+FORMAT = 6
 """The version of the file's own form."""
 
 _PARTS = {
@@ -430,30 +432,19 @@ def write_file(path: Any, data: bytes) -> None:
 def digests(graph: Graph) -> tuple[str, ...]:
     """The digest of the program's arguments, that of each operation in the order of `Graph.walk`,
     and that of its results. They are equal in every process and after edits that move lines."""
-    nodes = (_digest(_node(graph, node)) for node in graph.walk())
-    inputs, outputs = _operands(graph, graph.inputs), _operands(graph, graph.outputs)
-    return (_digest(inputs), *nodes, _digest(outputs))
 
+    def texts(graph: Graph, operands: Sequence[Operand]) -> list[str]:
+        return [_operand(graph, operand) for operand in operands]
 
-def _digest(parts: Iterator[str]) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
-
-
-def _operands(graph: Graph, operands: Sequence[Operand]) -> Iterator[str]:
-    return (_operand(graph, operand) for operand in operands)
-
-
-def _node(graph: Graph, node: Node) -> Iterator[str]:
-    yield node.op
-    yield from _operands(graph, node.inputs)
-    yield from _operands(graph, node.outputs)
-    for name in sorted(node.params):
-        yield f"{name}={_parameter(node.params[name])}"
-    yield repr(list(policies_in(node.scope)))
-    yield f"{node.backward} {node.is_recomputed}"
-    for region in node.regions:
-        yield from _operands(region, region.inputs)
-        yield from _operands(region, region.outputs)
+    parts: list[Any] = [texts(graph, graph.inputs)]
+    for node in graph.walk():
+        sides = [texts(graph, node.inputs), texts(graph, node.outputs)]
+        sides += [texts(r, side) for r in node.regions for side in (r.inputs, r.outputs)]
+        policies = repr(list(policies_in(node.scope)))
+        phase = [node.backward, node.is_recomputed]
+        parts.append([node.op, sides, plain(node.params), policies, phase])
+    parts.append(texts(graph, graph.outputs))
+    return tuple(hashlib.sha256(json.dumps(p).encode()).hexdigest()[:12] for p in parts)
 
 
 def _operand(graph: Graph, operand: Operand) -> str:
@@ -462,50 +453,58 @@ def _operand(graph: Graph, operand: Operand) -> str:
     if not isinstance(operand, Constant):
         return f"%{operand} {shape}"
     # The elements of an array that a program closes over do not change its plan.
-    plain = not aval.shape and not _jax.is_extended(aval.dtype)
-    return f"{_parameter(np.asarray(operand.value))} {shape}" if plain else shape
+    is_plain = not aval.shape and not _jax.is_extended(aval.dtype)
+    return f"{plain(np.asarray(operand.value))} {shape}" if is_plain else shape
 
 
-def _parameter(value: Any) -> str:
-    """A parameter of a primitive as a text without addresses and source lines."""
+def atom(code: Code) -> int | str:
+    """An atom as JSON has it: the dim of a split, `B`, or the monoid of a partial."""
+    return code - 1 if code > 0 else MONOIDS[-1 - code] if code < 0 else repr(decode(code))
+
+
+def plain(value: Any) -> Any:
+    """A parameter of a primitive as JSON has it, without addresses and source lines.
+
+    >>> plain((1, None, np.dtype("float32"), Split(0)))
+    [1, None, 'float32', 0]
+    """
     match value:
-        case None | bool() | int() | float() | complex() | str() | bytes():
-            return repr(value)
         case enum.Enum():
             return f"{type(value).__name__}.{value.name}"
+        case None | bool() | int() | str():
+            return value
+        case float() | complex() | bytes():
+            return repr(value)
+        case Split() | Broadcast() | Unreduced():
+            return atom(encode(value))
         case Span():
             return "line"
         case jax.sharding.Sharding():
             # JAX notes shardings of arrays on Explicit axes. What the user asks for is a pin.
-            return repr(None)
+            return None
         case np.ndarray():
             return f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
         case Graph():
-            return " ".join(digests(value))
+            return digests(value)
         case Mapping():
-            return _items((str(k), value[k]) for k in sorted(value, key=str))
+            return {str(k): plain(value[k]) for k in sorted(value, key=str)}
         case AbstractSet():
-            return f"{{{', '.join(sorted(map(_parameter, value)))}}}"
+            return sorted(map(plain, value), key=str)
         case _ if _jax.is_jaxpr(value):
-            steps = (
-                f"{eqn.primitive.name} {_items((k, eqn.params[k]) for k in sorted(eqn.params))}"
-                for eqn in _jax.open_jaxpr(value)[0].eqns
-            )
-            return "; ".join([*steps, *(f"{a.dtype}{a.shape}" for a in _jax.avals_in(value))])
+            steps = [[e.primitive.name, plain(e.params)] for e in _jax.open_jaxpr(value)[0].eqns]
+            return [steps, [f"{a.dtype}{a.shape}" for a in _jax.avals_in(value)]]
         case _ if is_dataclass(value) and not isinstance(value, type):
-            names = [f.name for f in fields(value)]
-            return _items((name, getattr(value, name)) for name in names)
+            return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        case tuple() if names := getattr(value, "_fields", ()):
+            return dict(zip(names, map(plain, value), strict=True))
+        case np.integer():  # a vmapped equation may have NumPy's integers for dims
+            return int(value)
         case np.dtype() | np.generic():
             return str(value)
         case Sequence():
-            return f"[{', '.join(map(_parameter, value))}]"
+            return [plain(item) for item in value]
         case _:
             # A function or another object by its name: its text may have an address.
             named = getattr(value, "__qualname__", None) or getattr(value, "name", None)
             own = value if isinstance(value, type) else type(value)
-            name = named if isinstance(named, str) else ""
-            return f"{own.__module__}.{own.__qualname__} {name}"
-
-
-def _items(items: Iterator[tuple[str, Any]]) -> str:
-    return f"({', '.join(f'{name}: {_parameter(value)}' for name, value in items)})"
+            return f"{own.__module__}.{own.__qualname__} {named if isinstance(named, str) else ''}"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sbp.solve.costgraph import CHUNK, FEW, TIE, Core, CostGraph, Repeats, undominated_states
-from sbp.solve.messages import Bounded, pass_messages
+from sbp.solve.messages import Bounded, dual_of, pass_messages
 from sbp.solve.search import Search, Solution, eliminate, solve as cheapest
 
 
@@ -294,3 +294,20 @@ def test_repeated_layers_are_reduced_once():
     assert 0 < len(one.repeats.known) == len(many.repeats.known)
     assert len(many.solved) == 20 * len(one.solved)
     assert many.constant == pytest.approx(20 * one.constant)
+
+
+def test_duals_prove_their_bound():
+    tight = 0
+    for seed, graph, best in cases(60):
+        if not math.isfinite(best):
+            continue
+        bound, moved = dual_of(graph)
+        unary, proved = [u.copy() for u in graph.unary], 0.0
+        for (a, b), (to_a, to_b) in moved.items():
+            unary[a] += to_a
+            unary[b] += to_b
+            proved += float((graph.pairs[a, b] - to_a[:, None] - to_b[None, :]).min())
+        proved += sum(float(u.min()) for u in unary)
+        assert bound - 1e-9 <= proved <= best + 1e-9, seed
+        tight += proved > best - 1e-6
+    assert tight > 20

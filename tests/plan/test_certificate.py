@@ -1,0 +1,668 @@
+"""Certificates of plans hold, and forged ones do not; the checker shares no code with sbp."""
+
+import ast
+import copy
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import sbp
+from sbp.plan.certificate import certificate
+from tests.plan.test_saved import rematerialised
+
+CHECKER = Path(__file__).parents[2] / "tools" / "certify.py"
+NAMES = ("data", "model", "pod")
+MESHES = [(8,), (2, 4), (2, 2, 2)]
+
+
+def loaded() -> Any:
+    spec = importlib.util.spec_from_file_location("certify", CHECKER)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+certify = loaded()
+
+
+# ---- programs -----------------------------------------------------------------------------------
+
+
+def step_of(loss):
+    def step(params, *data):
+        gradients = jax.grad(loss)(params, *data)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, gradients)
+
+    return step
+
+
+def mlp(params, x, y):
+    h = jnp.tanh(sbp.split(x, 0, "data") @ params["a"] + params["b"])
+    return ((h @ params["c"] - y) ** 2).mean()
+
+
+def megatron(params, x, y):
+    h = jax.nn.relu(x @ sbp.split(params["a"], 1, "data")) @ sbp.split(params["c"], 0, "data")
+    return ((h - y) ** 2).mean()
+
+
+def layers(params, x):
+    def layer(x, w):
+        up, down = w
+        return x + jnp.tanh(x @ up) @ down, x.mean()
+
+    x, means = lax.scan(jax.checkpoint(layer), sbp.split(x, 0, "data"), params)
+    return (x**2).sum() + means.sum()
+
+
+def attention(params, x):
+    q, k, v = (jnp.einsum("btm,mhd->bhtd", x, params[name]) for name in "qkv")
+    scores = jnp.einsum("bhtd,bhud->bhtu", q, k) / 4
+    scores = jnp.where(jnp.tri(x.shape[1], dtype=bool), scores, -1e9)
+    mixed = jnp.einsum("bhtu,bhud->bhtd", jax.nn.softmax(scores), v)
+    return jnp.einsum("bhtd,hdm->btm", mixed, params["o"]).sum()
+
+
+def experts(params, x):
+    x = sbp.split(x, 0, "data")
+    gates = jax.nn.softmax(jnp.einsum("gsm,me->gse", x, params["gate"]))
+    sent = jnp.einsum("gse,gsm->egsm", gates, x)
+    h = jax.nn.relu(jnp.einsum("egsm,emh->egsh", sent, sbp.split(params["wi"], 0, "data")))
+    return jnp.einsum("egsh,ehm,gse->gsm", h, params["wo"], gates).sum()
+
+
+def classifier(params, x, labels):
+    log_p = jax.nn.log_softmax(x @ params["a"])
+    return -jnp.take_along_axis(log_p, labels[:, None], -1).mean()
+
+
+def f32(*shape):
+    return jax.ShapeDtypeStruct(shape, "float32")
+
+
+HEADS = {"q": f32(64, 8, 16), "k": f32(64, 8, 16), "v": f32(64, 8, 16), "o": f32(8, 16, 64)}
+DENSE = {"a": f32(64, 256), "b": f32(256), "c": f32(256, 64)}
+LABELS = jax.ShapeDtypeStruct((64,), "int32")
+PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
+    "data parallel": (step_of(mlp), (DENSE, f32(512, 64), f32(512, 64)), None),
+    "megatron": (jax.value_and_grad(megatron), (DENSE, f32(64, 64), f32(64, 64)), None),
+    "fsdp": (
+        step_of(mlp),
+        (DENSE, f32(512, 64), f32(512, 64)),
+        (sbp.fully_sharded("data"), "data:S(0)", "data:S(0)"),
+    ),
+    "scan": (
+        jax.grad(layers),
+        ((f32(4, 64, 256), f32(4, 256, 64)), f32(512, 64)),
+        (sbp.fully_sharded("data"), "data:S(0)"),
+    ),
+    "attention": (jax.grad(attention), (HEADS, f32(16, 32, 64)), (None, "data:S(0)")),
+    "experts": (
+        jax.grad(experts),
+        ({"gate": f32(64, 8), "wi": f32(8, 64, 128), "wo": f32(8, 128, 64)}, f32(8, 32, 64)),
+        None,
+    ),
+    "uneven": (
+        step_of(mlp),
+        ({"a": f32(61, 250), "b": f32(250), "c": f32(250, 67)}, f32(4099, 61), f32(4099, 67)),
+        None,
+    ),
+    "softmax loss": (
+        step_of(classifier),
+        ({"a": f32(32, 1024)}, f32(64, 32), LABELS),
+        ("data:S(1)", None, None),
+    ),
+}
+
+
+def planned(name, sizes, **options):
+    function, shapes, types = PROGRAMS[name]
+    mesh = jax.sharding.AbstractMesh(sizes, NAMES[: len(sizes)])
+    return sbp.jit(function, mesh, in_types=types, hardware="tpu-v5e", **options).plan(*shapes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("certificates")
+
+
+@pytest.fixture(scope="module")
+def certificates(folder):
+    found: dict[tuple[str, tuple[int, ...]], str] = {}
+    for name in PROGRAMS:
+        for sizes in MESHES:
+            planned(name, sizes).certificate(folder / "one.json")
+            found[name, sizes] = (folder / "one.json").read_text()
+    return found | {("rematerialized", (2, 4)): certificate(rematerialised(), ["x"] * 4)}
+
+
+def test_certificates_hold(certificates):
+    outside, padded, gaps, digests = 0, 0, [], {}
+    for (name, sizes), text in certificates.items():
+        program, plan, costs = certify.certify(json.loads(text))
+        assert digests.setdefault(name, program.digest) == program.digest, "of no mesh"
+        assert len(plan.rows) > 5, name
+        outside += sum(plan.unchecked.values())
+        padded += plan.padded
+        gaps.append(1 - costs.bound / costs.seconds)
+        assert -1e-9 <= gaps[-1] < 0.15, (name, sizes)
+    assert outside == 0 and padded > 0
+    assert np.median(gaps) < 1e-6
+
+
+# ---- forgeries ----------------------------------------------------------------------------------
+# Each changes one thing of a certificate. `--program` compares with the true one, so that a
+# certificate of another program counts as forged.
+
+
+def instructions(c, kind):
+    """The instructions of a kind with the list that each is in, those of loops too."""
+
+    def visit(block):
+        for k, each in enumerate(block["do"]):
+            if kind in each:
+                yield block["do"], k
+            for body in each.get("bodies", ()):
+                yield from visit(body)
+
+    return [*visit(c["plan"])]
+
+
+def operations(c):
+    def visit(block):
+        for each in block["do"]:
+            yield each
+            for body in each.get("bodies", ()):
+                yield from visit(body)
+
+    return [*visit(c["program"])]
+
+
+def pick(rng, items) -> Any:
+    """One of some items; None where there is none."""
+    items = [*items]
+    return items[int(rng.integers(len(items)))] if items else None
+
+
+def other_atom(rng, atom, rank):
+    return pick(rng, [a for a in ("B", "sum", "max", *range(rank)) if a != atom])
+
+
+def other_type(rng, c, source):
+    """Another type in a register."""
+    value, atoms = source
+    shapes = [*c["program"]["values"], *c["plan"]["values"]]
+    k = int(rng.integers(len(atoms)))
+    atoms[k] = other_atom(rng, atoms[k], 1 if value is None else len(shapes[value][1]))
+
+
+def typed(side):
+    def forge(rng, c):
+        block, k = pick(rng, [x for x in instructions(c, "run") if x[0][x[1]][side]])
+        other_type(rng, c, pick(rng, block[k][side]))
+
+    return forge
+
+
+def step_changed(change):
+    def forge(rng, c):
+        found = pick(rng, instructions(c, "convert"))
+        if found is None:
+            return False
+        return change(rng, c, found[0][found[1]])
+
+    return forge
+
+
+def other_axis(rng, c, box):
+    if len(c["mesh"]) < 2:
+        return False
+    step = pick(rng, box["steps"])
+    step["axes"] = [(k + 1) % len(c["mesh"]) for k in step["axes"]]
+    return None
+
+
+def other_value(rng, c, box):
+    values = len(c["program"]["values"])
+    box["convert"] = (box["convert"] + int(rng.integers(1, values))) % values
+
+
+def other_target(rng, c, box):
+    step = pick(rng, box["steps"])
+    k = pick(rng, step["axes"])
+    step["to"][k] = other_atom(rng, step["to"][k], 1)
+
+
+def other_kind(rng, c, box):
+    step = pick(rng, box["steps"])
+    kinds = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "slice", "mask", "none"]
+    step["kind"] = pick(rng, [kind for kind in kinds if kind != step["kind"]])
+
+
+def other_bytes(rng, c, box):
+    step = pick(rng, [s for s in box["steps"] if "bytes" in s])
+    if step is None:
+        return False
+    step["bytes"] *= float(rng.uniform(0.5, 0.99))
+    return None
+
+
+def dropped(rng, c):
+    block, k = pick(rng, instructions(c, "run") + 3 * instructions(c, "convert"))
+    del block[k]
+
+
+def doubled(rng, c):
+    block, k = pick(rng, instructions(c, "run") + 3 * instructions(c, "convert"))
+    block.insert(k, copy.deepcopy(block[k]))
+
+
+def swapped(rng, c):
+    """An instruction after one that reads its result."""
+    pairs = []
+    for block, k in instructions(c, "run"):
+        made = [v for v, _ in block[k]["out"]]
+        readers = [
+            j for j in range(k + 1, len(block)) for v, _ in block[j].get("in", ()) if v in made
+        ]
+        pairs += [(block, k, j) for j in readers[:1]]
+    block, k, j = pick(rng, pairs)
+    block[k], block[j] = block[j], block[k]
+
+
+def other_operand(rng, c):
+    block, k = pick(rng, [x for x in instructions(c, "run") if x[0][x[1]]["in"]])
+    source = pick(rng, [s for s in block[k]["in"] if s[0] is not None])
+    if source is None:
+        return False
+    source[0] = (source[0] + int(rng.integers(1, 4))) % len(c["program"]["values"])
+    return None
+
+
+def other_operation(rng, c):
+    block, k = pick(rng, instructions(c, "run"))
+    block[k]["run"] += int(rng.integers(1, 4))
+
+
+def other_claim(rng, c):
+    claim = pick(rng, c[pick(rng, ["arguments", "results"])])
+    claim[1] = pick(
+        rng, [t for t in ("B", "data:S(0)", "data:P(sum)", "data:S(1)") if t != claim[1]]
+    )
+
+
+def other_mesh(rng, c):
+    """An axis over which something is sent; over another one, the plan may hold as well."""
+    boxes = [block[k] for block, k in instructions(c, "convert")]
+    step = pick(rng, [s for box in boxes for s in box["steps"] if s.get("bytes")])
+    if step is None:
+        return False
+    c["mesh"][pick(rng, step["axes"])][1] *= 2
+    return None
+
+
+def other_total(rng, c):
+    c["bytes_per_device"] = c["bytes_per_device"] * 0.9 - 1
+
+
+def other_primitive(rng, c):
+    same = [("add", "sub"), ("exp", "tanh"), ("mul", "add"), ("tanh", "exp"), ("max", "min")]
+    found = [(o, b) for o in operations(c) for a, b in same if o["op"] == a]
+    found += [(o, "reduce_max") for o in operations(c) if o["op"] == "reduce_sum"]
+    operation, name = pick(rng, found)
+    operation["op"] = name
+
+
+def other_parameter(rng, c):
+    products = [o for o in operations(c) if o["op"] == "dot_general"]
+    contract = pick(rng, products)["params"]["dimension_numbers"][0]
+    contract[0] = [d + 1 for d in contract[0]] or [0]
+
+
+def other_program_operand(rng, c):
+    operation = pick(rng, [o for o in operations(c) if len({*map(str, o["in"])}) > 1])
+    operation["in"].reverse()
+
+
+def other_result(rng, c):
+    out = c["plan"]["out"] if len(c["plan"]["out"]) > 1 else None
+    if out is None or out[0] == out[1]:
+        return False
+    out[0], out[1] = out[1], out[0]
+    return None
+
+
+def other_carry(rng, c):
+    found = pick(rng, instructions(c, "loop"))
+    if found is None:
+        return False
+    body = found[0][found[1]]["bodies"][0]
+    return other_type(rng, c, pick(rng, body[pick(rng, ["in", "out"])]))
+
+
+def other_trips(rng, c):
+    loops = [o for o in operations(c) if "trips" in o]
+    if not loops:
+        return False
+    pick(rng, loops)["trips"] += int(rng.integers(1, 5))
+    return None
+
+
+def other_shape(rng, c):
+    shape = pick(rng, [s for _, s in c["program"]["values"] if s])
+    shape[int(rng.integers(len(shape)))] *= 2
+
+
+def figure(name, factor):
+    def forge(rng, c):
+        c["cost"][name] *= factor
+
+    return forge
+
+
+def other_message(rng, c):
+    """A message of a state that the plan has; the bound stays."""
+    moved = certify.unpacked(c["cost"]["messages"], "<f8").copy()
+    moved[int(rng.integers(len(moved)))] += 1.0
+    c["cost"]["messages"] = packed(moved)
+
+
+def packed(array):
+    import base64
+    import zlib
+
+    return base64.b64encode(zlib.compress(array.tobytes())).decode()
+
+
+def other_state(rng, c):
+    rows = [v for v in c["cost"]["variables"] if "row" in v]
+    several = [v for v in rows if len(c["cost"]["states"][v["states"]]) > 1]
+    variable = pick(rng, several)
+    count = len(c["cost"]["states"][variable["states"]])
+    variable["chosen"] = (variable["chosen"] + int(rng.integers(1, count))) % count
+
+
+def without_variable(rng, c):
+    variables = c["cost"]["variables"]
+    del variables[int(rng.integers(len(variables)))]
+
+
+def other_price(rng, c):
+    """The price of a state that the plan has."""
+    cost = c["cost"]
+    variable = pick(rng, cost["variables"])
+    shape, table = cost["tables"][variable["seconds"]]
+    number = int(certify.unpacked(table, "<i4").reshape(shape)[variable["chosen"]])
+    cost["numbers"][number] = (cost["numbers"][number] or 1e-3) * 1.1
+
+
+def without_key(rng, c):
+    parts = [c, c["program"], c["plan"], c["cost"], *operations(c), *c["cost"]["variables"]]
+    parts += [block[k] for kind in ("run", "convert") for block, k in instructions(c, kind)]
+    part = pick(rng, parts)
+    keys = part.keys() - {"kernels", "trips", "row", "values", "result", "wide"}
+    del part[pick(rng, sorted(keys))]
+
+
+def truncated(rng, c):
+    text = json.dumps(c)
+    return text[: int(rng.integers(len(text)))]
+
+
+def not_a_number(rng, c):
+    pick(rng, instructions(c, "convert") or instructions(c, "run"))[0].append(float("nan"))
+
+
+FORGERIES: dict[str, Any] = {
+    "the type of an operand": typed("in"),
+    "the type of a result": typed("out"),
+    "a step on another axis": step_changed(other_axis),
+    "a conversion of another value": step_changed(other_value),
+    "a step to another type": step_changed(other_target),
+    "another collective": step_changed(other_kind),
+    "fewer bytes in a step": step_changed(other_bytes),
+    "another total of bytes": other_total,
+    "an instruction dropped": dropped,
+    "an instruction doubled": doubled,
+    "an instruction after its reader": swapped,
+    "another operand": other_operand,
+    "another operation": other_operation,
+    "another claim at the boundary": other_claim,
+    "a larger mesh": other_mesh,
+    "another primitive": other_primitive,
+    "another parameter": other_parameter,
+    "operands of the program reversed": other_program_operand,
+    "results exchanged": other_result,
+    "another type in a loop": other_carry,
+    "another number of trips": other_trips,
+    "another shape": other_shape,
+    "a higher bound": figure("bound", 1.01),
+    "fewer seconds": figure("seconds", 0.9),
+    "a cheaper choice": figure("chosen", 0.9),
+    "a bound of sbp above the cost": figure("bound of sbp", 1.5),
+    "another message": other_message,
+    "another state": other_state,
+    "a variable dropped": without_variable,
+    "another price": other_price,
+    "a missing key": without_key,
+    "not a number": not_a_number,
+    "a truncated file": truncated,
+}
+OF_COSTS = {
+    *("a higher bound", "fewer seconds", "a cheaper choice", "a bound of sbp above the cost"),
+    *("another message", "another state", "a variable dropped", "another price", "a missing key"),
+}
+COUNT = 300
+
+
+def verdict(text, true_one):
+    """What the checker says of a text; empty if it accepts it as a certificate of the program."""
+    try:
+        c = json.loads(text, parse_constant=int)
+        program, *_ = certify.certify(c)
+        certify.compare(program, true_one)
+    except certify.Wrong as wrong:
+        return str(wrong)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def forged(certificates):
+    """The forgeries: each with its kind, the true certificate and the text."""
+    cases = [(name, sizes) for name, sizes in certificates if len(sizes) < 3]
+    for seed in range(-(-COUNT // len(FORGERIES))):
+        for number, (kind, forge) in enumerate(FORGERIES.items()):
+            rng = np.random.default_rng([seed, number])
+            for k in rng.permutation(len(cases)):
+                c = json.loads(certificates[cases[k]])
+                if seed % 2 and kind not in OF_COSTS:  # the plan has to hold without a cost graph
+                    c["cost"] = None
+                made = forge(rng, c)
+                if made is not False:  # else the certificate has nothing to forge in this way
+                    yield kind, cases[k], made if isinstance(made, str) else json.dumps(c)
+                    break
+
+
+def test_forgeries_are_rejected(certificates):
+    true_ones = {}
+    for case, text in certificates.items():
+        true_ones[case] = certify.certify(json.loads(text))[0]
+        assert verdict(text, true_ones[case]) == ""
+    drawn, accepted = 0, []
+    for kind, case, text in forged(certificates):
+        drawn += 1
+        said = verdict(text, true_ones[case])
+        if not said:
+            accepted.append((kind, case))
+    assert drawn >= COUNT
+    assert not accepted
+
+
+# ---- the checker --------------------------------------------------------------------------------
+
+
+def run(*arguments):
+    found = subprocess.run(
+        [sys.executable, "-I", CHECKER, *map(str, arguments)], capture_output=True, text=True
+    )
+    assert not found.stderr
+    return found.returncode, found.stdout
+
+
+def test_the_checker_shares_no_code():
+    tree = ast.parse(CHECKER.read_text())
+    found = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    found |= {name.name for n in ast.walk(tree) if isinstance(n, ast.Import) for name in n.names}
+    assert found - sys.stdlib_module_names == {"numpy"}
+    assert len(CHECKER.read_text().splitlines()) <= 1000
+
+
+def test_the_command(folder, certificates):
+    good, other, cut = (folder / name for name in ("good.json", "other.json", "cut.json"))
+    text = certificates["megatron", (2, 4)]
+    good.write_text(text)
+    other.write_text(certificates["fsdp", (2, 4)])
+    cut.write_text(text[:-100])
+    code, said = run(good, "--list", "--program", good)
+    assert code == 0 and said.endswith("accepted\n")
+    assert "rows: 22 of 22 operations are right" in said and " = dot_general(" in said
+    for arguments, message in (
+        ([good, "--program", other], "another program: operation 0"),
+        ([cut], "is not complete JSON"),
+        ([folder / "none.json"], "cannot be read"),
+    ):
+        code, said = run(*arguments)
+        assert code == 1 and said.startswith("rejected: ") and message in said
+        assert said.count("\n") == 1
+
+
+def test_operations_outside_the_tables_are_counted(folder):
+    mesh = jax.sharding.AbstractMesh((4,), ("data",))
+    f = sbp.jit(jnp.cumsum, mesh, in_types="data:S(0)", out_types="data:S(0)")
+    f.plan(f32(4096)).certificate(folder / "cumsum.json")
+    code, said = run(folder / "cumsum.json")
+    assert code == 3 and "outside this checker's tables: cumsum <prefix> (1)" in said
+    assert run(folder / "cumsum.json", "--allow-unchecked")[0] == 0
+
+
+KEY = jax.eval_shape(lambda: jax.random.key(0))
+OTHERS: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
+    "identity": (lambda x: x, (f32(8),), None),
+    "twice": (lambda x: (x * x, x * x, x, 1.0), (f32(8, 8),), "data:S(0)"),
+    "dropout": (
+        lambda k, x: x * jax.random.bernoulli(k, 0.5, x.shape),
+        (KEY, f32(64, 64)),
+        (None, "data:S(0) model:S(1)"),
+    ),
+    "padded": (lambda x: x * 2, (f32(13, 7),), sbp.padded("model:S(0)")),
+    "print": (lambda x: (jax.debug.print("{}", x.sum()), x * 2)[1], (f32(64),), "data:S(0)"),
+    "while": (
+        lambda x: lax.while_loop(lambda c: c.sum() < 5, lambda c: c @ c, x),
+        (f32(64, 64),),
+        "data:S(0)",
+    ),
+    "branches": (
+        lambda i, x: lax.switch(i, [lambda x: x, lambda x: x * 2, jnp.transpose], x),
+        (jax.ShapeDtypeStruct((), "int32"), f32(64, 64)),
+        (None, "data:S(0)"),
+    ),
+    "nested": (
+        lambda x: lax.scan(
+            lambda c, _: (lax.scan(lambda d, _: (d @ d, d.sum()), c, None, length=3)[0], c.max()),
+            x,
+            None,
+            length=4,
+        ),
+        (f32(32, 32),),
+        "data:S(0)",
+    ),
+    "one dim twice": (lambda x: x.reshape(4, 16).sum(1), (f32(64),), "data:S(0) model:S(0)"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_certificates_of_other_programs_hold(name: str):
+    function, shapes, types = OTHERS[name]
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    program = sbp.jit(function, mesh, in_types=types).plan(*shapes).program
+    text = certificate(program, ["x"] * len(program.graph.outputs))
+    parts = certify.certify(json.loads(text))
+    assert [*certify.report(*parts, json.loads(text))]
+    assert len([*certify.listed(parts[0])]) == len(parts[0].operations)
+    assert parts[1].unchecked == ({"random_bits": 1} if name == "dropout" else {})
+
+
+def test_a_sum_in_a_wider_dtype():
+    mesh = jax.sharding.AbstractMesh((8,), ("data",))
+    x = jax.ShapeDtypeStruct((64, 4096), "bfloat16")
+    f = sbp.jit(lambda x: x @ x.T, mesh, in_types="data:S(1)", reduce_dtype=jnp.float32)
+    text = certificate(f.plan(x).program, ["x"])
+    assert '"wide"' in text and certify.certify(json.loads(text))
+
+
+def test_a_memory_limit_and_many_axes():
+    """Types that are chosen for less memory, and a mesh whose cost graph is not made as a whole."""
+    fits = planned("fsdp", (8,)).cost.peak_memory_bytes * 0.9
+    plan = planned("fsdp", (8,), memory_limit=int(fits))
+    assert certify.certify(json.loads(certificate(plan.program, ["x"] * 3)))[2] is not None
+    mesh = jax.sharding.AbstractMesh((2, 2, 2, 2), ("a", "b", "c", "d"))
+    plan = sbp.jit(lambda x: x @ x, mesh, in_types="a:S(0) b:S(1)").plan(f32(64, 64))
+    program, _, costs = certify.certify(json.loads(certificate(plan.program, ["x"])))
+    assert len(program.operations) == 1 and costs is None
+
+
+# ---- programs without a typing ------------------------------------------------------------------
+
+
+def columns_twice(x, w_in, w_out):
+    w_in, w_out = sbp.split(w_in, 1, "model"), sbp.split(w_out, 1, "model")
+    return jax.nn.relu(x @ w_in) @ w_out
+
+
+def reduced_too_late(x, w):
+    y = sbp.split(x, 1, "model") @ sbp.split(w, 0, "model")
+    return jnp.tanh(y)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (columns_twice, [(64, 32), (32, 64), (64, 32)]),
+        (reduced_too_late, [(64, 32), (32, 64)]),
+    ],
+)
+def test_another_solver_refutes_the_core(function, shapes):
+    cvc5 = pytest.importorskip("cvc5", reason="the second SMT solver is an extra of its own")
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    with pytest.raises(sbp.SbpTypeError) as caught:
+        sbp.jit(function, mesh, boxing="explicit").plan(*(f32(*s) for s in shapes))
+    lines = caught.value.smt2().splitlines()
+    with pytest.raises(sbp.SbpError, match="no text for an SMT solver"):
+        copy.copy(caught.value).smt2()
+    named = [line for line in lines if ":named" in line]
+
+    def answer(without):
+        solver, symbols = cvc5.Solver(), None
+        symbols = cvc5.SymbolManager(solver)
+        parser = cvc5.InputParser(solver, symbols)
+        text = "\n".join(line for line in lines if line != without and "get-unsat" not in line)
+        parser.setStringInput(cvc5.InputLanguage.SMT_LIB_2_6, text, "core")
+        found = []
+        while not (command := parser.nextCommand()).isNull():
+            found.append(command.invoke(solver, symbols))
+        return found[-1].strip()
+
+    assert len(named) >= 3
+    assert answer(None) == "unsat"
+    assert {answer(line) for line in named} == {"sat"}
