@@ -1,7 +1,6 @@
 """Diagnostics and exceptions: what sbp says when something cannot be typed, planned or run."""
 
 import contextlib
-import copyreg
 import difflib
 import functools
 import inspect
@@ -489,7 +488,7 @@ class SbpError(Exception):
         # What is raised in another process comes back with its code and its diagnostics.
         kept = self.__dict__.keys() - {"slip", "refutation"}
         state = {name: value for name, value in self.__dict__.items() if name in kept}
-        return vars(copyreg)["__newobj__"], (type(self), *self.args), state
+        return type(self).__new__, (type(self), *self.args), state
 
     def about(self, subject: str) -> "SbpError":
         """The same error, with what it is about in front."""

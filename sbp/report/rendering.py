@@ -221,7 +221,7 @@ def _excerpt(excerpt: Excerpt, digits: int, style: str, width: int) -> Iterator[
             sign, color = ("^", style) if label.primary else ("-", "cyan")
             mark = sign * max(1, end - start)
             said = [(start, f"{mark} {label.text}".rstrip(" "))]
-            if label.text and start + cell_len(said[0][1]) > room:  # the label stands below the mark
+            if label.text and start + cell_len(said[0][1]) > room:  # it stands below the mark
                 left = min(start, max(0, room - MIN_WIDTH // 2))
                 below = ((left, line) for line in wrap(label.text, room - left))
                 said = [(start, mark), *below]
