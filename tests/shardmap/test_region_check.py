@@ -284,7 +284,7 @@ def test_what_is_not_analysed_is_said():
 
 def test_the_report_shows_itself():
     report = sbp.check_shard_map(region(twice), X, W, mesh=MESH)
-    text = report.text(100)
+    text = report.text(120)
     assert text.startswith(
         'error[doubled-reduction]: `lax.psum(y, "model")` reduces a value that is already whole'
         " on mesh axis `model`\n"
