@@ -15,7 +15,6 @@ list with one entry for each mesh axis, outer axis first:
     "sum", ..      P(sum), P(max), ..: the sum (maximum, ..) of the devices' parts is the tensor.
 
 The checks, in this order. The first that fails is told in one line:
-
  1. The file is complete, and each type fits its tensor.
  2. The instructions compute the program: each reads the values that the program reads there.
  3. Each operation computes the parts of its results from the parts of its operands, by the tables
@@ -190,9 +189,8 @@ class Program:
 
 
 # ---- equal values -------------------------------------------------------------------------------
-# The plan may read a value where the program reads another one that the same operations make from
-# equal values: a block that the gradient computes again. Equal numbers mean equal values. Inside a
-# scan, they mean: equal at the same index of the arrays that the scan goes over.
+# The plan may read a value in place of an equal one: a block that the gradient computes again.
+# Equal numbers mean equal values; inside a scan, at the same index of the arrays that it goes over.
 
 SAME = ("sbp_annotate", "optimization_barrier")  # each result is its operand
 
@@ -246,7 +244,8 @@ class Numbers:
                     self.number |= {v: self.of(("input", v)) for v in each.ins}
                     self.visit(each, inside)
             else:
-                params = json.dumps(o.params, sort_keys=True)
+                opaque = any(w in o.op for w in ("callback", "custom", "pallas"))
+                params = o.number if opaque else json.dumps(o.params, sort_keys=True)
                 made = [self.of(("run", o.op, params, *ins, k)) for k in range(len(o.outs))]
             self.number.update(matched(o.outs, made))
 
@@ -461,7 +460,7 @@ enter("scatter", indexed, "m,B,m->m")  # where each element is written once
 enter("scatter-add", indexed, "sum,B,sum->sum f:max,B,B->max f:min,B,B->min", "sum")
 enter("sort", along("dimension"), "B,m..->B,m..")  # moved by the first operand
 enter("argmax argmin", reduction)
-enter("top_k", lambda c: [[c.own(s, [len(s) - 1]) for s in side] for side in (c.ins, c.outs)])
+enter("top_k", along("axis"))
 enter("cumlogsumexp", along("axis"))
 enter("bitcast_convert_type", uncut, "and->and or->or")
 for monoid in MONOIDS:
@@ -483,7 +482,8 @@ def cast_rows(source, target):
         return "or->or"
     if integers[0] and integers[1]:
         fewer = bytes_of(target) <= bytes_of(source)
-        return "sum->sum prod->prod and->and or->or" if fewer else f"{RISING} and->and or->or"
+        rising = "" if target[0] == "u" != source[0] else RISING  # -1 becomes the largest number
+        return "sum->sum prod->prod and->and or->or" if fewer else f"{rising} and->and or->or"
     wider = bytes_of(target) > bytes_of(source) and not integers[0]
     rising = "" if integers[1] or "complex" in source + target else RISING
     return rising + (" sum->sum prod->prod" if wider else "")
@@ -597,7 +597,7 @@ def step_fault(step, source, target):
 
 
 def step_bytes(step, source, target, aval, sizes):
-    """Bytes that one device sends in a step, for rings, with padding."""
+    """Bytes that one device sends in a step (rings, with padding)."""
     dtype, shape = aval
     kind, n = step["kind"], math.prod(sizes[k] for k in step["axes"])
     here, there = (math.prod(part(shape, t, sizes)) * bytes_of(dtype) for t in (source, target))
@@ -608,7 +608,7 @@ def step_bytes(step, source, target, aval, sizes):
         return (n - 1) / n * math.prod(blocks) * bytes_of(dtype)
 
     wide = step.get("wide", {}).get("dim")
-    if wide is not None:  # blocks are exchanged and added up in a wider dtype
+    if wide is not None and kind in ("all_reduce", "reduce_scatter"):  # added up in a wider dtype
         return exchanged(wide) * (2 if kind == "all_reduce" else 1)
     match kind:
         case "all_reduce":

@@ -67,6 +67,8 @@ def calibrate(argv: Sequence[str]) -> int:
         raise SbpError(f"the name of the file must end in .toml, got {file}", code="unknown-option")
     if file.exists() and not given.force:
         raise SbpError(f"{file} exists; pass --force to replace it", code="unknown-option")
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise SbpError(f"cannot write {file}: not a file in a folder", code="unknown-option")
     if given.devices:
         simulate_devices(given.devices)
     axes = mesh_axes(given.mesh) if given.mesh else {"devices": len(jax.devices())}

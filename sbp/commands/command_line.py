@@ -444,12 +444,12 @@ def _findings(report: Report) -> Page:
     if report.program is None:
         return Page(parts=parts)
     cost, mesh = report.program.cost, report.program.mesh
-    assumed = " (assumed; --hardware names another)" if mesh.is_assumed else ""
+    how = " (assumed; --hardware names another)" if mesh.is_assumed else mesh.measured
     pairs = (
         ("mesh", f"{mesh}"),
         ("sent per call", f"{bytes_text(cost.bytes_per_device)} per device"),
         ("peak memory", f"{bytes_text(cost.peak_memory_bytes)} per device"),
-        ("modelled time", f"{seconds_text(cost.seconds)} on {mesh.hardware.name}{assumed}"),
+        ("modelled time", f"{seconds_text(cost.seconds)} on {mesh.hardware.name}{how}"),
     )
     return Page(parts=(*parts, Facts(pairs=pairs)))
 

@@ -14,7 +14,7 @@ from sbp.errors import (
     Label,
     Span,
 )
-from sbp.handwritten.emulation import claims, function_of, outs_of, regions_of
+from sbp.handwritten.emulation import TOLERANCE, claims, function_of, outs_of, regions_of
 from sbp.handwritten.measured import (
     BY_SHARD,
     COUNTED,
@@ -262,6 +262,9 @@ def _notes(finding: Finding) -> Iterator[str]:
 DIFFERS = "differs-on-one-device"
 
 
+_UP_TO = f", to within {TOLERANCE[4]:g} of the largest element"
+
+
 def run_text(run: ComparedRun) -> str:
     """What a comparison came to, as a sentence."""
     where = f"with one device on mesh axis `{run.mesh_axis}`"
@@ -269,7 +272,7 @@ def run_text(run: ComparedRun) -> str:
         return f"sbp did not compare the program with a run {where}, because {run.untried}"
     if run.lost or not run.apart:
         lost = f"; {_lost(run)}" if run.lost else ""
-        return f"{where}, the program computes the same results: {_how(run)}{lost}"
+        return f"{where}, the program computes the same results{_UP_TO}: {_how(run)}{lost}"
     text = f"{where}, the program computes other values for {_results(run.apart)}: {_how(run)}"
     return "; ".join([text, *run.because])
 

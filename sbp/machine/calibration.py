@@ -82,18 +82,19 @@ def _read(file: str, _: int) -> Calibration:
             found = tomllib.load(opened)
         made, version = found["made"], found["made"]["jax"]
         rates = {name: float(found["rates"][name]) for name in RATES}
-        links = {(c["kind"], tuple(c["mesh_axes"])): _link(c) for c in found["collective"]}
+        links = {(c["kind"], tuple(c["mesh_axes"])): _link(c) for c in found.get("collective", ())}
         axes = tuple((name, int(size)) for name, size in found["mesh"].items())
         calibration = Calibration(
             file=file,
             date=str(made["date"]),
             device_kind=made["device_kind"],
             axes=axes,
-            hardware=replace(HARDWARE[made["hardware"]], **rates),
+            hardware=replace(_hardware(made["hardware"]), **rates),
             links=links,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # SbpError is a ValueError
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        what = error.message if isinstance(error, SbpError) else what
         raise SbpError(
             f"the calibration {file} is damaged: {what}; run sbp calibrate again"
         ) from None
@@ -105,8 +106,14 @@ def _read(file: str, _: int) -> Calibration:
     return calibration
 
 
+def _hardware(name: Any) -> Hardware:
+    if name not in HARDWARE:
+        raise ValueError(f"there is no hardware {name!r}")
+    return HARDWARE[name]
+
+
 def _link(collective: Any) -> tuple[float, float]:
     seconds, rate = float(collective["seconds"]), float(collective["bytes_per_second"])
-    if not (0 <= seconds < float("inf") and rate > 0):
+    if not (0 <= seconds < float("inf") and 0 < rate < float("inf")):
         raise ValueError(f"{collective['kind']} has {seconds:g} seconds and {rate:g} bytes/s")
     return seconds, 1 / rate

@@ -512,7 +512,8 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
     elif isinstance(hardware, str):
         if hardware not in HARDWARE:
             raise SbpError(
-                f"no hardware {show(hardware)}{nearest(hardware, HARDWARE)}",
+                f"no hardware {show(hardware)}{nearest(hardware, HARDWARE)}; the name of a file of"
+                " sbp calibrate ends in .toml",
                 code="unknown-option",
             )
         hardware = HARDWARE[hardware]

@@ -491,8 +491,18 @@ def plain(value: Any) -> Any:
         case AbstractSet():
             return sorted(map(plain, value), key=str)
         case _ if _jax.is_jaxpr(value):
-            steps = [[e.primitive.name, plain(e.params)] for e in _jax.open_jaxpr(value)[0].eqns]
-            return [steps, [f"{a.dtype}{a.shape}" for a in _jax.avals_in(value)]]
+            opened, _ = _jax.open_jaxpr(value)
+            known = {id(v): n for n, v in enumerate([*opened.constvars, *opened.invars])}
+
+            def operand(v: Any) -> Any:
+                return plain(v.val) if hasattr(v, "val") else known.setdefault(id(v), len(known))
+
+            steps: list[Any] = []
+            for eqn in opened.eqns:
+                ins, outs = ([*map(operand, side)] for side in (eqn.invars, eqn.outvars))
+                steps.append([eqn.primitive.name, plain(eqn.params), ins, outs])
+            avals = [f"{a.dtype}{a.shape}" for a in _jax.avals_in(value)]
+            return [steps, [*map(operand, opened.outvars)], avals]
         case _ if is_dataclass(value) and not isinstance(value, type):
             return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
         case tuple() if names := getattr(value, "_fields", ()):

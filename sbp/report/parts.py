@@ -484,7 +484,10 @@ def _number(value: float) -> str:
 
 def _printable(text: str) -> str:
     """Characters that XML forbids are replaced."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    shown = text.replace("\t", " ")
+    return "".join(
+        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in shown
+    )
 
 
 def png_of(svg: str, scale: float) -> bytes:

@@ -110,7 +110,7 @@ def test_a_calibration_of_another_mesh_is_refused(file):
         ("hbm_bytes_per_second = ", "hbm_bytes_per_second = 0 # ", "must be a number above 0"),
         ("bytes_per_second = ", "gone = ", "it lacks"),
         ("[mesh]", "[", "is damaged"),
-        ('hardware = "cpu"', 'hardware = "abacus"', "it lacks 'abacus'"),
+        ('hardware = "cpu"', 'hardware = "abacus"', "there is no hardware 'abacus'"),
         ('["data"]', "3", "is damaged"),
     ],
 )

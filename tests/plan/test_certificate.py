@@ -622,47 +622,59 @@ def test_a_memory_limit_and_many_axes():
     assert len(program.operations) == 1 and costs is None
 
 
-# ---- programs without a typing ------------------------------------------------------------------
+def certified(function, x, types, **options):
+    mesh = jax.sharding.AbstractMesh((4,), ("data",))
+    program = sbp.jit(function, mesh, in_types=types, **options).plan(x).program
+    c = json.loads(certificate(program, ["x"] * len(program.graph.outputs)))
+    c["cost"] = None
+    assert certify.certify(c)
+    return c
 
 
-def columns_twice(x, w_in, w_out):
-    w_in, w_out = sbp.split(w_in, 1, "model"), sbp.split(w_out, 1, "model")
-    return jax.nn.relu(x @ w_in) @ w_out
-
-
-def reduced_too_late(x, w):
-    y = sbp.split(x, 1, "model") @ sbp.split(w, 0, "model")
-    return jnp.tanh(y)
+def test_only_a_reduction_is_in_a_wider_dtype():
+    c = certified(jnp.sin, f32(16, 8), "data:S(0)", out_types="B")
+    (block, k), *_ = instructions(c, "steps")
+    block[k]["steps"][0] |= {"wide": {"dim": 0}, "bytes": 96.0}
+    c["bytes_per_device"] = 96.0
+    with pytest.raises(certify.Wrong, match="bytes"):
+        certify.certify(c)
 
 
 @pytest.mark.parametrize(
-    ("function", "shapes"),
+    ("source", "target", "rises"),
     [
-        (columns_twice, [(64, 32), (32, 64), (64, 32)]),
-        (reduced_too_late, [(64, 32), (32, 64)]),
+        ("int8", "uint32", False),
+        ("int8", "int32", True),
+        ("uint8", "int32", True),
+        ("int32", "int8", False),
     ],
 )
-def test_another_solver_refutes_the_core(function, shapes):
-    cvc5 = pytest.importorskip("cvc5", reason="the second SMT solver is an extra of its own")
-    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-    with pytest.raises(sbp.SbpTypeError) as caught:
-        sbp.jit(function, mesh, boxing="explicit").plan(*(f32(*s) for s in shapes))
-    lines = caught.value.smt2().splitlines()
-    with pytest.raises(sbp.SbpError, match="no text for an SMT solver"):
-        copy.copy(caught.value).smt2()
-    named = [line for line in lines if ":named" in line]
+def test_casts_that_keep_the_order(source, target, rises):
+    """-1 becomes the largest number of an unsigned dtype."""
+    assert ("max->max" in certify.cast_rows(source, target)) == rises
 
-    def answer(without):
-        solver, symbols = cvc5.Solver(), None
-        symbols = cvc5.SymbolManager(solver)
-        parser = cvc5.InputParser(solver, symbols)
-        text = "\n".join(line for line in lines if line != without and "get-unsat" not in line)
-        parser.setStringInput(cvc5.InputLanguage.SMT_LIB_2_6, text, "core")
-        found = []
-        while not (command := parser.nextCommand()).isNull():
-            found.append(command.invoke(solver, symbols))
-        return found[-1].strip()
 
-    assert len(named) >= 3
-    assert answer(None) == "unsat"
-    assert {answer(line) for line in named} == {"sat"}
+def test_top_k_along_a_dim():
+    certified(lambda x: lax.top_k(x, 4, axis=1), f32(16, 16), "data:S(0)")
+    c = certified(lambda x: lax.top_k(x, 4, axis=0), f32(16, 16), "data:S(1)")
+    wrong = json.loads(json.dumps(c).replace("[1]", "[0]"))  # its types: split along dim 0
+    with pytest.raises(certify.Wrong, match="splits a dim that has to be whole"):
+        certify.certify(wrong)
+
+
+def test_callbacks_and_custom_reductions_are_not_equal_values():
+    def called(x):
+        return [
+            jax.pure_callback(lambda x, f=f: f(x), x, x, vmap_method="sequential")
+            for f in (np.sin, np.cos)
+        ]
+
+    def reduced(factor):
+        return lambda x: lax.reduce(x, 0.0, lambda a, b: a + factor * b, (0,))
+
+    c = certified(called, f32(16), "B")
+    c["plan"]["out"][1] = c["plan"]["out"][0]
+    with pytest.raises(certify.Wrong):
+        certify.certify(c)
+    two, three = (certify.Program(certified(reduced(k), f32(16, 4), "B")) for k in (2.0, 3.0))
+    assert two.digest != three.digest
