@@ -14,7 +14,14 @@ from sbp.errors import (
     Label,
     Span,
 )
-from sbp.handwritten.emulation import TOLERANCE, claims, function_of, outs_of, regions_of
+from sbp.handwritten.emulation import (
+    TOLERANCE,
+    claims,
+    function_of,
+    outs_of,
+    regions_of,
+    splits_jointly,
+)
 from sbp.handwritten.measured import (
     BY_SHARD,
     COUNTED,
@@ -615,6 +622,14 @@ def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
     summed = [f for f in own if f.fault.kind == "pending" and primary(f).backward]
     scaled = [f for f in own if f.fault.kind == "scaled" and primary(f).backward and summed]
     every = {axis for f in scaled for axis in f.mesh_axes}
+    # Where axes split a dim together, a value of both orders of its parts has no type of its own.
+    unsure = [
+        f
+        for f in own
+        if f.fault.kind in ("local", "wrong-gather")
+        and all(splits_jointly(f.region, axis) for axis in f.mesh_axes)
+    ]
+    own = [f for f in own if f not in unsure] or own
     own = [
         replace(
             f,

@@ -126,6 +126,20 @@ def with_graphs(node: Node, graphs: Sequence[Graph]) -> Node:
     return replace(node, regions=tuple(graphs))
 
 
+def splits_jointly(region: Node, mesh_axis: str) -> bool:
+    """Whether an operand or result of a region has a dim that a mesh axis splits with others."""
+    body, names = region.params["body"], list(mesh_sizes(region))
+    stated = [
+        *zip(body.inputs, region.params["in_specs"], strict=True),
+        *zip(body.outputs, region.params["out_specs"], strict=True),
+    ]
+    return any(
+        len(axes) > 1 and mesh_axis in axes
+        for value, spec in stated
+        for axes in axes_by_dim(spec, len(body.aval(value).shape), names)
+    )
+
+
 def with_folded(graph: Graph, mesh_axis: str, size: int) -> Graph:
     """A program with one device on a mesh axis, in which each shard of its regions is made of the
     shards of all devices of that axis: where several axes split a dim, this differs from a shard

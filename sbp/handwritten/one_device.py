@@ -34,6 +34,7 @@ from sbp.handwritten.emulation import (
     program_run,
     reason_of,
     regions_of,
+    splits_jointly,
     too_large,
     with_folded,
 )
@@ -275,13 +276,19 @@ class Comparisons:
             because.add(f"{listed} may be the number of devices, or computed from it")
         position, axes = self.mesh.names.index(axis.name), len(self.mesh.names)
         got = program_run(self.graph, every=True)(self.values)
-        ways = [
-            (attempt, program_run(way, every=True)(self.values))
-            for attempt, (_, alone) in apart.items()
-            for way in (alone, with_folded(alone, axis.name, axis.size))
-            if not attempt.chained
-        ]
-        typed = [(measure_types(got, want, position, axes), a, want) for a, want in ways]
+        typed = list[tuple[Types, Attempt, Ran]]()
+        for attempt, (_, alone) in apart.items():
+            if attempt.chained:
+                continue
+            want = program_run(alone, every=True)(self.values)
+            types = measure_types(got, want, position, axes)
+            if any(splits_jointly(region, axis.name) for region in regions_of(alone)):
+                folded = with_folded(alone, axis.name, axis.size)
+                other = program_run(folded, every=True)(self.values)
+                second = measure_types(got, other, position, axes)
+                better = {v: t for v, t in second.items() if is_good(t) and not is_good(types[v])}
+                types = {**types, **better}
+            typed.append((types, attempt, want))
         guessed = "sbp used random integers for arguments that are shapes; pass arrays"
         guesses = {guessed} if self.guessed else set[str]()
         if not typed:  # of a pipeline that runs on one device only stage by stage

@@ -170,6 +170,25 @@ def test_a_mean_of_shards_on_two_mesh_axes(name):
     assert 'lax.pmean(.., ("data", "model"))' in found.helps[0].text
 
 
+def test_a_gather_over_both_axes_is_not_at_fault():
+    """A loss that is averaged over one of them only is the one finding."""
+    both = ("data", "model")
+
+    def body(w, x, y):
+        def loss(w):
+            full = lax.all_gather(w, both, tiled=True)
+            return lax.pmean(LOSS["mean"](x @ full - y), "data")
+
+        value, gradient = jax.value_and_grad(loss)(w)
+        return value, w - gradient / 8
+
+    split, (w, x, y) = PS(both), (jax.random.normal(jax.random.key(n), (8, 8)) for n in range(3))
+    outs = (PS(), split)
+    region = jax.shard_map(body, mesh=mesh(), in_specs=split, out_specs=outs, check_vma=False)
+    (found,) = sbp.check_shard_map(region, w, x, y, mesh=mesh()).diagnostics
+    assert (found.code, found.title[-20:]) == ("missing-reduction", "on mesh axis `model`")
+
+
 def test_a_sum_of_means_that_is_divided_by_one_of_two_sizes():
     def body(w, x, y):
         loss = LOSS["mean"](x @ w - y)
