@@ -21,7 +21,7 @@ from scipy.optimize import nnls
 
 from sbp.commands.command_line import mesh_axes
 from sbp.errors import SbpError, bytes_text, seconds_text
-from sbp.machine.calibration import RATES
+from sbp.machine.calibration import KINDS, RATES
 from sbp.machine.hardware import hardware_of_kind
 from sbp.machine.mesh import MeshSpec, make_mesh, mesh_spec
 from sbp.moe.sharding import simulate_devices
@@ -29,13 +29,13 @@ from sbp.report.parts import Page, table
 from sbp.report.report import Shown
 
 SIZES = tuple(4096 * 4**k for k in range(8))
-"""Bytes of one device's operand, for each of which a collective is measured."""
+"""The sizes of one device's operand, in bytes. sbp measures each collective at each size."""
 
 SPAN = 0.02
 """Seconds that a measured loop takes at least."""
 
 ROUNDS = 5
-"""Runs of each loop, of which the fastest counts."""
+"""Runs of each loop. The fastest run counts."""
 
 LIMIT = 240.0
 """Seconds after which only the smallest and the largest size of a collective are measured."""
@@ -98,6 +98,10 @@ def measured(mesh: Mesh, console: Console) -> tuple[dict[str, float], list[Link]
     links = list[Link]()
     for kind, names in track(list(_collectives(mesh)), "collectives", console=console):
         late = time.perf_counter() - begun > LIMIT
+        if late:
+            console.print(
+                f"{LIMIT:.0f} s are over: {kind} over {', '.join(names)} at two sizes only"
+            )
         pairs = []
         for size in (SIZES[0], SIZES[-1]) if late else SIZES:
             step, length, sent = _step(kind, names, math.prod(mesh.shape[n] for n in names), size)
@@ -135,8 +139,7 @@ def _collectives(mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...]]]:
     names = [name for name, n in mesh.shape.items() if n > 1]
     counts = sorted({1, 2, len(names)} & {*range(1, len(names) + 1)})
     for chosen in (c for k in counts for c in itertools.combinations(names, k)):
-        kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
-        yield from ((kind, chosen) for kind in kinds if kind != "permute" or len(chosen) == 1)
+        yield from ((kind, chosen) for kind in KINDS if kind != "permute" or len(chosen) == 1)
 
 
 Step = Callable[[Any], Any]
@@ -187,7 +190,7 @@ def _memory(mesh: Mesh) -> float:
 
 
 def _seconds(mesh: Mesh, step: Step, shape: tuple[int, ...], dtype: Any = "float32") -> float:
-    """Seconds of one step, in a loop on all devices, each of which has an array of this shape."""
+    """Seconds of one step. All devices run it in a loop, each on an array of this shape."""
 
     def loop(x: Any, count: Any) -> Any:
         return lax.fori_loop(0, count, lambda _, x: step(x), x)
@@ -247,7 +250,7 @@ def _toml(mesh: Mesh, rates: dict[str, float], links: Sequence[Link]) -> str:
 
 
 def _page(mesh: Mesh, rates: dict[str, float], links: Sequence[Link]) -> Page:
-    """The measured figures, beside those of the table."""
+    """The measured figures, and the figures of the table."""
     spec = mesh_spec(mesh)
     title = f"measured on mesh {spec}, beside the figures of {spec.hardware.name}"
     figures = table(

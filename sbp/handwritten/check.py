@@ -573,14 +573,9 @@ def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
     that no finding explains, and axes on which nothing was compared."""
     findings, ends = find_faults(compared)
     causes = _causes(findings)
-    every = tuple(a for a in compared.mesh.names if any(a in f.mesh_axes for f in causes))
     said, helper = list[Diagnostic](), functools.cache(lambda: Helper(compared))
     for finding in causes:
-        wide = replace(finding, mesh_axes=every)  # one reduction over all axes may be missing
-        repairs = helper().helps(wide) if finding.mesh_axes != every else ((), False)
-        if not any(h.clears_all_errors for h in repairs[0]):
-            repairs = helper().helps(finding)
-        said.append(diagnostic(finding, compared.mesh, repairs))
+        said.append(diagnostic(finding, compared.mesh, helper().helps(finding)))
     said = _together(said)
     shown = (run_diagnostic(c.run, ends.get(c.run.mesh_axis, ())) for c in compared.compared)
     said += [d for d in shown if d is not None and not (causes and d.code == DIFFERS)]
@@ -590,7 +585,7 @@ def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
 
 
 def _together(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """Diagnostics. Those with the same helps are one, and so are those that one help mends."""
+    """Joins diagnostics that have the same helps, and diagnostics that one help mends."""
     clear = next((d for d in diagnostics if any(h.clears_all_errors for h in d.helps)), None)
     ordered = sorted(diagnostics, key=lambda d: d is not clear)
 

@@ -141,9 +141,8 @@ def splits_jointly(region: Node, mesh_axis: str) -> bool:
 
 
 def with_folded(graph: Graph, mesh_axis: str, size: int) -> Graph:
-    """A program with one device on a mesh axis, in which each shard of its regions is made of the
-    shards of all devices of that axis: where several axes split a dim, this differs from a shard
-    of the whole dim."""
+    """A program with one device on a mesh axis. Each shard of its regions holds the shards that the
+    devices of that axis had. If several axes split a dim, these are not next to each other."""
     nodes = list[Node]()
     for node in graph.nodes:
         made = with_graphs(node, [with_folded(g, mesh_axis, size) for g in inner_graphs(node)])
@@ -268,8 +267,8 @@ def differ(got: np.ndarray, want: np.ndarray, tolerance: float = math.inf) -> bo
 def trace_program(
     fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | AbstractMesh
 ) -> Graph:
-    """The program on abstract arguments, with dead code: the divisions of a gradient are found by
-    those of its forward part."""
+    """The program on abstract arguments. Dead code stays, since the divisions in the forward part
+    tell which operations of a gradient are divisions."""
     leaves, structure = leaves_of(args, "sbp.check_shard_map")
     shapes, spec = [_abstract(x) for x in leaves], mesh_spec(mesh)
 
@@ -538,8 +537,16 @@ def _region(node: Node, args: Sequence[Any], axes: int, found: dict[int, Any]) -
 def _folded(
     x: Any, spec: Any, sizes: dict[str, int], folded: dict[str, int], *, back: bool = False
 ) -> Any:
-    """An array whose shards are made of those of all devices along some mesh axes; or, of such an
-    array, the array (`back`)."""
+    """An array with its elements in another order: one shard then holds the shards of all devices
+    along the folded mesh axes.
+
+    Arguments:
+      x: the array.
+      spec: its spec or type.
+      sizes: the sizes of the mesh axes; 1 for the folded ones.
+      folded: the number of devices along each folded axis.
+      back: whether to undo this order.
+    """
     for d, axes in enumerate(axes_by_dim(spec, x.ndim, list(sizes))):
         counts = [folded.get(a, sizes[a]) for a in axes]
         # A result with one element for each device has too few on one device.

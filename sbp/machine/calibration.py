@@ -1,6 +1,7 @@
 """The file that `sbp calibrate` writes: rates that were measured on the devices at hand."""
 
 import functools
+import itertools
 import os
 import tomllib
 from collections.abc import Mapping
@@ -18,7 +19,10 @@ RATES = (
     "highest_flops_per_second",
     "hbm_bytes_per_second",
 )
-"""The figures of `Hardware` that are measured; the others are those of the table."""
+"""The figures of `Hardware` that `sbp calibrate` measures."""
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+"""The collectives that `sbp calibrate` measures over each mesh axis."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +88,9 @@ def _read(file: str, _: int) -> Calibration:
         rates = {name: float(found["rates"][name]) for name in RATES}
         links = {(c["kind"], tuple(c["mesh_axes"])): _link(c) for c in found.get("collective", ())}
         axes = tuple((name, int(size)) for name, size in found["mesh"].items())
+        for kind, (name, size) in itertools.product(KINDS, axes):
+            if size > 1 and (kind, (name,)) not in links:
+                raise ValueError(f"it has no {kind} over {name}")
         calibration = Calibration(
             file=file,
             date=str(made["date"]),

@@ -180,7 +180,8 @@ def atoms(codes: Codes) -> list[int | str]:
 
 
 class _CertifiedProblem(Problem):
-    """The costs of a program's typings, those of one typing among them."""
+    """The costs of a program's typings. The typing of the plan is among them, even if the choice of
+    types left out one of its rows."""
 
     def __init__(self, typing: Typing, shares: Mapping[int, float]) -> None:
         self.typing = typing
@@ -201,7 +202,8 @@ class _CertifiedProblem(Problem):
         fixed = CostGraph(list(self.costs.unary), self.costs.pairs, self.costs.places)
         for number, decision in enumerate(self.request.flow.decisions):
             options = self.rows.get(number) or self.types[number]
-            state = options.index(self.typing.choice(decision))  # pyright: ignore[reportArgumentType]
+            choice: Any = self.typing.choice(decision)
+            state = options.index(choice)
             costs = fixed.unary[number]
             fixed.unary[number] = np.where(np.arange(len(costs)) == state, costs, np.inf)
         found = solve(fixed)

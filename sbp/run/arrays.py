@@ -506,7 +506,7 @@ class Padded(_InParts):
             parts = of_process(x, padding, sharding, "Padded.of")
         return _made(parts, whole, t, axes)
 
-    @property
+    @property  # it follows from the shape, where a Partial has to keep it
     def _parts_shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return padding_of(self).padded_shape
 

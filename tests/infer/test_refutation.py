@@ -31,7 +31,7 @@ def reduced_too_late(x, w):
     ],
 )
 def test_another_solver_refutes_the_core(function, shapes):
-    cvc5 = pytest.importorskip("cvc5", reason="the second SMT solver is an extra of its own")
+    cvc5 = pytest.importorskip("cvc5", reason="the environment of the newest JAX has no cvc5")
     mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
     with pytest.raises(sbp.SbpTypeError) as caught:
         sbp.jit(function, mesh, boxing="explicit").plan(*(f32(*s) for s in shapes))

@@ -112,6 +112,7 @@ def test_a_calibration_of_another_mesh_is_refused(file):
         ("[mesh]", "[", "is damaged"),
         ('hardware = "cpu"', 'hardware = "abacus"', "there is no hardware 'abacus'"),
         ('["data"]', "3", "is damaged"),
+        ('kind = "all_gather"', 'kind = "gathering"', "it has no all_gather over data"),
     ],
 )
 def test_a_damaged_file_is_one_sentence(file, tmp_path, old, new, message):

@@ -166,7 +166,7 @@ def test_certificates_hold(certificates):
 
 
 def instructions(c, kind):
-    """The instructions of a kind with the list that each is in, those of loops too."""
+    """The instructions of a kind, in loops too. Each comes with the list that contains it."""
 
     def visit(block):
         for k, each in enumerate(block["do"]):
