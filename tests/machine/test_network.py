@@ -579,17 +579,18 @@ def test_names_with_which_jax_ends_the_process(name, n):
     sbp.jit(jnp.sin, jax.sharding.AbstractMesh((8,), (name,))).plan(np.ones(8))
 
 
-@pytest.mark.skipif(not ENDS_ON_AXIS_NAMES, reason="this JAX raises a Python error for a backslash")
-def test_a_backslash_runs_on_one_device():
+@pytest.mark.parametrize(
+    ("name", "n", "types", "runs"),
+    [
+        (BACKSLASH, 1, None, ENDS_ON_AXIS_NAMES),
+        (OUTSIDE_ASCII, 8, "α:S(0)", not ENDS_ON_AXIS_NAMES),
+    ],
+)
+def test_names_that_run(name, n, types, runs):
+    if not runs:
+        pytest.skip("this JAX ends the process, or raises a Python error for a backslash")
     x = np.arange(8.0, dtype=np.float32)
-    f = sbp.jit(jnp.sin, sbp.make_mesh((1,), (BACKSLASH,)))
-    np.testing.assert_allclose(np.asarray(f(x)), np.sin(x), rtol=1e-6)
-
-
-@pytest.mark.skipif(ENDS_ON_AXIS_NAMES, reason="this JAX ends the process, and sbp refuses it")
-def test_names_outside_ascii_run():
-    x = np.arange(8.0, dtype=np.float32)
-    f = sbp.jit(jnp.sin, sbp.make_mesh((8,), (OUTSIDE_ASCII,)), in_types=f"{OUTSIDE_ASCII}:S(0)")
+    f = sbp.jit(jnp.sin, sbp.make_mesh((n,), (name,)), in_types=types)
     np.testing.assert_allclose(np.asarray(f(x)), np.sin(x), rtol=1e-6)
 
 

@@ -1,6 +1,7 @@
 """Certificates of plans hold, and forged ones do not; the checker shares no code with sbp."""
 
 import ast
+import contextlib
 import copy
 import importlib.util
 import json
@@ -17,6 +18,7 @@ from jax import lax
 
 import sbp
 from sbp.plan.certificate import certificate
+from tests.cases import descent
 from tests.plan.test_saved import rematerialised
 
 CHECKER = Path(__file__).parents[2] / "tools" / "certify.py"
@@ -36,14 +38,6 @@ certify = loaded()
 
 
 # ---- programs -----------------------------------------------------------------------------------
-
-
-def step_of(loss):
-    def step(params, *data):
-        gradients = jax.grad(loss)(params, *data)
-        return jax.tree.map(lambda w, g: w - 0.1 * g, params, gradients)
-
-    return step
 
 
 def mlp(params, x, y):
@@ -94,10 +88,10 @@ HEADS = {"q": f32(64, 8, 16), "k": f32(64, 8, 16), "v": f32(64, 8, 16), "o": f32
 DENSE = {"a": f32(64, 256), "b": f32(256), "c": f32(256, 64)}
 LABELS = jax.ShapeDtypeStruct((64,), "int32")
 PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
-    "data parallel": (step_of(mlp), (DENSE, f32(512, 64), f32(512, 64)), None),
+    "data parallel": (descent(mlp), (DENSE, f32(512, 64), f32(512, 64)), None),
     "megatron": (jax.value_and_grad(megatron), (DENSE, f32(64, 64), f32(64, 64)), None),
     "fsdp": (
-        step_of(mlp),
+        descent(mlp),
         (DENSE, f32(512, 64), f32(512, 64)),
         (sbp.fully_sharded("data"), "data:S(0)", "data:S(0)"),
     ),
@@ -113,12 +107,12 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
         None,
     ),
     "uneven": (
-        step_of(mlp),
+        descent(mlp),
         ({"a": f32(61, 250), "b": f32(250), "c": f32(250, 67)}, f32(4099, 61), f32(4099, 67)),
         None,
     ),
     "softmax loss": (
-        step_of(classifier),
+        descent(classifier),
         ({"a": f32(32, 1024)}, f32(64, 32), LABELS),
         ("data:S(1)", None, None),
     ),
@@ -165,33 +159,33 @@ def test_certificates_hold(certificates):
 # certificate of another program counts as forged.
 
 
+class NothingToForge(Exception):
+    """The certificate has nothing that a forgery changes."""
+
+
+def places(block):
+    """Each list of instructions or operations, in loops too, with each index in it."""
+    for k, each in enumerate(block["do"]):
+        yield block["do"], k
+        for body in each.get("bodies", ()):
+            yield from places(body)
+
+
 def instructions(c, kind):
-    """The instructions of a kind, in loops too. Each comes with the list that contains it."""
-
-    def visit(block):
-        for k, each in enumerate(block["do"]):
-            if kind in each:
-                yield block["do"], k
-            for body in each.get("bodies", ()):
-                yield from visit(body)
-
-    return [*visit(c["plan"])]
+    """The instructions of a kind. Each comes with the list that contains it."""
+    return [(block, k) for block, k in places(c["plan"]) if kind in block[k]]
 
 
 def operations(c):
-    def visit(block):
-        for each in block["do"]:
-            yield each
-            for body in each.get("bodies", ()):
-                yield from visit(body)
-
-    return [*visit(c["program"])]
+    return [block[k] for block, k in places(c["program"])]
 
 
 def pick(rng, items) -> Any:
-    """One of some items; None where there is none."""
+    """One of some items."""
     items = [*items]
-    return items[int(rng.integers(len(items)))] if items else None
+    if not items:
+        raise NothingToForge
+    return items[int(rng.integers(len(items)))]
 
 
 def other_atom(rng, atom, rank):
@@ -216,20 +210,15 @@ def typed(side):
 
 def step_changed(change):
     def forge(rng, c):
-        found = pick(rng, instructions(c, "convert"))
-        if found is None:
-            return False
-        return change(rng, c, found[0][found[1]])
+        block, k = pick(rng, instructions(c, "convert"))
+        change(rng, c, block[k])
 
     return forge
 
 
 def other_axis(rng, c, box):
-    if len(c["mesh"]) < 2:
-        return False
-    step = pick(rng, box["steps"])
+    step = pick(rng, box["steps"] if len(c["mesh"]) > 1 else [])
     step["axes"] = [(k + 1) % len(c["mesh"]) for k in step["axes"]]
-    return None
 
 
 def other_value(rng, c, box):
@@ -250,11 +239,7 @@ def other_kind(rng, c, box):
 
 
 def other_bytes(rng, c, box):
-    step = pick(rng, [s for s in box["steps"] if "bytes" in s])
-    if step is None:
-        return False
-    step["bytes"] *= float(rng.uniform(0.5, 0.99))
-    return None
+    pick(rng, [s for s in box["steps"] if "bytes" in s])["bytes"] *= float(rng.uniform(0.5, 0.99))
 
 
 def dropped(rng, c):
@@ -283,10 +268,7 @@ def swapped(rng, c):
 def other_operand(rng, c):
     block, k = pick(rng, [x for x in instructions(c, "run") if x[0][x[1]]["in"]])
     source = pick(rng, [s for s in block[k]["in"] if s[0] is not None])
-    if source is None:
-        return False
     source[0] = (source[0] + int(rng.integers(1, 4))) % len(c["program"]["values"])
-    return None
 
 
 def other_operation(rng, c):
@@ -305,10 +287,7 @@ def other_mesh(rng, c):
     """An axis over which something is sent; over another one, the plan may hold as well."""
     boxes = [block[k] for block, k in instructions(c, "convert")]
     step = pick(rng, [s for box in boxes for s in box["steps"] if s.get("bytes")])
-    if step is None:
-        return False
     c["mesh"][pick(rng, step["axes"])][1] *= 2
-    return None
 
 
 def other_total(rng, c):
@@ -335,27 +314,19 @@ def other_program_operand(rng, c):
 
 
 def other_result(rng, c):
-    out = c["plan"]["out"] if len(c["plan"]["out"]) > 1 else None
-    if out is None or out[0] == out[1]:
-        return False
+    out = c["plan"]["out"]
+    if len(out) < 2 or out[0] == out[1]:
+        raise NothingToForge
     out[0], out[1] = out[1], out[0]
-    return None
 
 
 def other_carry(rng, c):
-    found = pick(rng, instructions(c, "loop"))
-    if found is None:
-        return False
-    body = found[0][found[1]]["bodies"][0]
-    return other_type(rng, c, pick(rng, body[pick(rng, ["in", "out"])]))
+    block, k = pick(rng, instructions(c, "loop"))
+    other_type(rng, c, pick(rng, block[k]["bodies"][0][pick(rng, ["in", "out"])]))
 
 
 def other_trips(rng, c):
-    loops = [o for o in operations(c) if "trips" in o]
-    if not loops:
-        return False
-    pick(rng, loops)["trips"] += int(rng.integers(1, 5))
-    return None
+    pick(rng, [o for o in operations(c) if "trips" in o])["trips"] += int(rng.integers(1, 5))
 
 
 def other_shape(rng, c):
@@ -468,12 +439,9 @@ COUNT = 300
 def verdict(text, true_one):
     """What the checker says of a text; empty if it accepts it as a certificate of the program."""
     try:
-        c = json.loads(text, parse_constant=int)
-        program, *_ = certify.certify(c)
+        program, *_ = certify.certify(json.loads(text, parse_constant=int))
         certify.compare(program, true_one)
-    except certify.Wrong as wrong:
-        return str(wrong)
-    except ValueError as error:
+    except (certify.Wrong, ValueError) as error:
         return str(error)
     return ""
 
@@ -488,25 +456,17 @@ def forged(certificates):
                 c = json.loads(certificates[cases[k]])
                 if seed % 2 and kind not in OF_COSTS:  # the plan has to hold without a cost graph
                     c["cost"] = None
-                made = forge(rng, c)
-                if made is not False:  # else the certificate has nothing to forge in this way
-                    yield kind, cases[k], made if isinstance(made, str) else json.dumps(c)
+                with contextlib.suppress(NothingToForge):
+                    yield kind, cases[k], forge(rng, c) or json.dumps(c)
                     break
 
 
 def test_forgeries_are_rejected(certificates):
-    true_ones = {}
-    for case, text in certificates.items():
-        true_ones[case] = certify.certify(json.loads(text))[0]
-        assert verdict(text, true_ones[case]) == ""
-    drawn, accepted = 0, []
-    for kind, case, text in forged(certificates):
-        drawn += 1
-        said = verdict(text, true_ones[case])
-        if not said:
-            accepted.append((kind, case))
-    assert drawn >= COUNT
-    assert not accepted
+    true_ones = {k: certify.certify(json.loads(text))[0] for k, text in certificates.items()}
+    assert not any(verdict(text, true_ones[case]) for case, text in certificates.items())
+    found = [(k, case, verdict(text, true_ones[case])) for k, case, text in forged(certificates)]
+    assert len(found) >= COUNT
+    assert not [(kind, case) for kind, case, said in found if not said]
 
 
 # ---- the checker --------------------------------------------------------------------------------
