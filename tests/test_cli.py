@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
-from sbp.cli import _PROGRAMS, main
+from sbp.cli import _PROGRAMS
 from sbp.commands.command_line import arguments
 from sbp.commands.signatures import signature_page, signatures_page
 from sbp.errors import CODES, SbpError, SbpTypeError, SbpWarning
@@ -30,20 +30,9 @@ def test_every_code_has_a_page_and_every_page_a_code():
     assert set(PAGES) == set(CODES) and all(page.code == code for code, page in PAGES.items())
 
 
-@pytest.fixture
-def printed(capsys):
-    """What a command that succeeds prints."""
-
-    def run(*argv):
-        assert main(list(argv)) == 0
-        return capsys.readouterr().out
-
-    return run
-
-
 @pytest.mark.parametrize("code", list(CODES))
-def test_explain(code, printed):
-    out = printed("explain", code)
+def test_explain(code, command):
+    out = command("explain", code).out
     assert out.startswith(f"{code}: ")
     assert "a program that gets this code:" in out and "a program that does not:" in out
     for line in PAGES[code].right.strip().splitlines():
@@ -94,16 +83,15 @@ def test_concepts_have_unique_names_that_lead_on():
         (["ring"], "ring"),
     ],
 )
-def test_explain_a_concept(words, title, printed, monkeypatch):
+def test_explain_a_concept(words, title, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    out = printed("explain", *words).splitlines()
+    out = command("explain", *words).out.splitlines()
     assert out[0] == title and len(out) > 3 and max(map(len, out)) <= 40
 
 
-def test_completion_of_training_needs_a_checkout(capsys, monkeypatch, tmp_path):
+def test_completion_of_training_needs_a_checkout(command, monkeypatch, tmp_path):
     monkeypatch.setattr("sbp.cli._CHECKOUT", tmp_path)
-    assert main(["completion", "bash"]) == 0
-    shown = capsys.readouterr()
+    shown = command("completion", "bash")
     assert "--source" in shown.out and "--preset" not in shown.out
     assert shown.err.startswith(
         "the script does not complete the options of train, check, plan, translate"
@@ -111,8 +99,8 @@ def test_completion_of_training_needs_a_checkout(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_a_script_that_its_shell_reads(shell, printed, tmp_path):
-    script = printed("completion", shell)
+def test_completion_is_a_script_that_its_shell_reads(shell, command, tmp_path):
+    script = command("completion", shell).out
     for word in ("signatures", "no-signature", "dot_general", "translate"):
         assert word in script
     for option in ("mesh", "preset", "topology", "beam", "against"):
@@ -123,19 +111,19 @@ def test_completion_is_a_script_that_its_shell_reads(shell, printed, tmp_path):
         subprocess.run([program, "-n", str(tmp_path / "script")], check=True)
 
 
-def test_all_codes_are_listed(printed):
-    out = printed("explain")
+def test_all_codes_are_listed(command):
+    out = command("explain").out
     assert all(code in out and meaning in out for code, meaning in CODES.items())
 
 
-def test_version(printed):
-    assert printed("--version") == f"sbp {sbp.__version__}\n"
+def test_version(command):
+    assert command("--version").out == f"sbp {sbp.__version__}\n"
 
 
-def test_signatures(printed):
-    words = printed("signatures").replace(",", " ").split()
+def test_signatures(command):
+    words = command("signatures").out.replace(",", " ").split()
     assert not [name for name in known_primitives() if name not in words]
-    assert "S(1)       S(0)        ->  P(sum)" in printed("signatures", "dot_general")
+    assert "S(1)       S(0)        ->  P(sum)" in command("signatures", "dot_general").out
 
 
 def test_every_sample_holds_its_primitive():
@@ -157,16 +145,25 @@ def test_every_sample_holds_its_primitive():
         (["explian"], 'did you mean "explain"'),
         (["--versoin"], "unrecognized arguments"),
         (["plan", "model.py:step"], "no program of yours; use sbp report model.py:step"),
+        (["signatures", "softmx"], 'did you mean "softmax"?'),
+        (
+            ["signatures", "jnp.matmul", "--args", "f32[8,16], f32[8,16]"],
+            "does not take these --args",
+        ),
+        (
+            ["signatures", "einsum", "--args", "f32[4]"],
+            "--args \"'ij,jk->ik', f32[512,1024], f32[1024,2048]\"",
+        ),
+        (["signatures", "jnp.interp"], "takes none of the arguments that sbp tries"),
     ],
 )
-def test_bad_arguments(argv, message, capsys):
-    assert main(argv) == 2
-    captured = capsys.readouterr()
+def test_bad_arguments(argv, message, command):
+    captured = command(*argv, status=2)
     assert message in captured.err and captured.out == ""
 
 
-def test_plan_prints_a_model_beside_the_paper(printed):
-    shown = printed("plan", "--preset", "gshard-12l-512e", "--hardware", "tpu-v3")
+def test_plan_prints_a_model_beside_the_paper(command):
+    shown = command("plan", "--preset", "gshard-12l-512e", "--hardware", "tpu-v3").out
     row = next(line for line in shown.splitlines() if "seconds of a step, modelled" in line)
     assert row.split()[-2] == "0.30"
 
@@ -175,10 +172,9 @@ IN_A_CHECKOUT = [name for name, (module, _) in _PROGRAMS.items() if not module.s
 
 
 @pytest.mark.parametrize("name", IN_A_CHECKOUT)
-def test_outside_a_checkout_a_command_says_where_it_is(name, capsys, monkeypatch, tmp_path):
+def test_outside_a_checkout_a_command_says_where_it_is(name, command, monkeypatch, tmp_path):
     monkeypatch.setattr("sbp.cli._CHECKOUT", tmp_path)
-    assert main([name, "--preset", "tiny-test"]) == 2
-    said = capsys.readouterr().err
+    said = command(name, "--preset", "tiny-test", status=2).err
     assert said.startswith(f"error[unknown-option]: sbp {name} ") and "gshard of the sbp" in said
     assert said.endswith("; run it in a checkout of the repository\n") and said.count("\n") == 1
 
@@ -197,23 +193,21 @@ def test_a_package_without_the_repository_says_where_training_is(tmp_path):
     assert "of the sbp repository" in ran.stderr and "Traceback" not in ran.stderr
 
 
-def test_a_program_without_its_libraries_names_the_extra(capsys, monkeypatch):
+def test_a_program_without_its_libraries_names_the_extra(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "examples.gshard.train", None)
-    assert main(["train"]) == 2
-    assert "install the extra: pip install 'sbp-jax[gshard]'" in capsys.readouterr().err
+    assert "install the extra: pip install 'sbp-jax[gshard]'" in command("train", status=2).err
 
 
-def test_a_command_that_ctrl_c_ends_says_so(capsys, monkeypatch):
+def test_a_command_that_ctrl_c_ends_says_so(command, monkeypatch):
     def program(words):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("sbp.cli._load", lambda *names: program)
-    assert main(["translate"]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    assert command("translate", status=130).err == "interrupted\n"
 
 
-def test_the_table_of_hardware(printed):
-    lines = [" ".join(line.split()) for line in printed("hardware").splitlines()]
+def test_the_table_of_hardware(command):
+    lines = [" ".join(line.split()) for line in command("hardware").out.splitlines()]
     assert "tpu-v5p 459 459 95.0 GiB 2765 3-D torus 100 6144 6.25" in lines
     assert "h100 989 495 74.5 GiB 3350 switch 450 8 50" in lines
     assert all(any(line.startswith(f"{name} ") for line in lines) for name in sbp.HARDWARE)
@@ -286,11 +280,11 @@ MATRICES = "f32[8,16], f32[16,8]"
             0,
             "mesh           data=3",
         ),
+        (["model.py:plain", "--args", "f32[8]", "--mesh", "data=2"], 2, "was called wrongly"),
     ],
 )
-def test_check(words, status, said, folder, capsys):
-    assert main(["check", *words]) == status
-    assert said in capsys.readouterr().out
+def test_check(words, status, said, folder, command):
+    assert said in command("check", *words, status=status).out
 
 
 @pytest.mark.parametrize(
@@ -326,88 +320,75 @@ def test_check(words, status, said, folder, capsys):
         ),
     ],
 )
-def test_what_cannot_be_checked(words, said, folder, capsys):
-    assert main(["check", *words]) == 2
-    captured = capsys.readouterr()
+def test_what_cannot_be_checked(words, said, folder, command):
+    captured = command("check", *words, status=2)
     assert said in captured.err and captured.out == ""
 
 
-def test_a_stack_trace_starts_at_the_users_line(folder, capsys):
-    main(["check", "model.py:crash", "--args", "f32[8]", "--mesh", "data=2"])
-    first, line, *_ = capsys.readouterr().err.splitlines()
+def test_a_stack_trace_starts_at_the_users_line(folder, command):
+    words = ["model.py:crash", "--args", "f32[8]", "--mesh", "data=2"]
+    first, line, *_ = command("check", *words, status=2).err.splitlines()
     assert "model.py" in first and line.strip() == "return undefined_name + x"
 
 
-def test_an_error_of_the_file_itself_is_a_finding(folder, capsys):
+def test_an_error_of_the_file_itself_is_a_finding(folder, command):
     text = PROGRAM + 'again = sbp.jit(plain, mesh, in_types=("dta:S(0)", None))\n'
     (folder / "model.py").write_text(text)
-    assert main(["check", "model.py:program"]) == 1
-    out = capsys.readouterr().out
+    out = command("check", "model.py:program", status=1).out
     assert "error[unknown-axis]" in out and f"model.py:{text.count(chr(10))}" in out
 
 
-def test_json_has_the_numbers_of_the_plan(folder, capsys):
+def test_json_has_the_numbers_of_the_plan(folder, command):
     with (folder / "model.py").open("a") as file:
         file.write("\nprint('a file that prints')\n")
     words = ["model.py:program", "--json", "--mesh", "data=4,model=2", "--hardware", "h100"]
-    assert main(["check", *words]) == 0
-    data = json.loads(capsys.readouterr().out)
-
-    def same(x, w):
-        return jnp.tanh(sbp.split(x, 0, "data") @ w).sum()
-
+    data = json.loads(command("check", *words).out)
+    same = lambda x, w: jnp.tanh(sbp.split(x, 0, "data") @ w).sum()
     mesh = jax.sharding.AbstractMesh((4, 2), ("data", "model"))
     cost = sbp.jit(same, mesh, hardware="h100").plan(*arguments(MATRICES)[0]).cost
     assert data["ok"] and data["plan"]["mesh"] == {"data": 4, "model": 2}
     assert data["plan"]["bytes_sent_per_device"] == cost.bytes_per_device
     assert data["plan"]["peak_memory_bytes_per_device"] == cost.peak_memory_bytes
-    assert main(["check", "model.py:wrong", "--args", MATRICES, "--json"]) == 1
-    (found,) = json.loads(capsys.readouterr().out)["diagnostics"]
+    (found,) = json.loads(
+        command("check", "model.py:wrong", "--args", MATRICES, "--json", status=1).out
+    )["diagnostics"]
     assert found["code"] == "no-signature" and found["helps"]
     primary = next(label for label in found["labels"] if label["primary"])
     line = PROGRAM.splitlines()[primary["line"] - 1]
     assert line[primary["column"] - 1 : primary["end_column"] - 1] == "x @ w"
 
 
-def test_report(folder, capsys, monkeypatch):
+def test_report(folder, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["report", "model.py:program", "--html", "out.html"]) == 0
-    assert capsys.readouterr().out == "wrote out.html\n"
+    assert command("report", "model.py:program", "--html", "out.html").out == "wrote out.html\n"
     assert (folder / "out.html").read_text().startswith("<!doctype html>")
-    assert main(["report", "model.py:program"]) == 0
-    full = capsys.readouterr().out
-    assert main(["report", "model.py:program", "--short"]) == 0
-    short = capsys.readouterr().out
+    full = command("report", "model.py:program").out
+    short = command("report", "model.py:program", "--short").out
     assert "`right` on mesh data=2 model=4" in full and "\x1b" not in full
     assert "2 inputs" in full and "2 inputs" not in short
-    assert main(["report", "model.py:program", "--html", "no/out.html"]) == 2
-    assert "cannot write no/out.html" in capsys.readouterr().err
+    assert (
+        "cannot write no/out.html"
+        in command("report", "model.py:program", "--html", "no/out.html", status=2).err
+    )
 
 
-def test_a_plan_is_written_as_a_file(folder, capsys):
+def test_a_plan_is_written_as_a_file(folder, command):
     words = ["emit", "model.py:right", "--args", MATRICES, "-o", "out.py"]
-    assert main(words) == 0 and "wrote out.py" in capsys.readouterr().out
+    assert "wrote out.py" in command(*words).out
     assert "jax.shard_map" in (folder / "out.py").read_text()
-    assert main(words) == 2 and "replace it with --force" in capsys.readouterr().err
-    assert main([*words, "--force"]) == 0
-    capsys.readouterr()
+    assert "replace it with --force" in command(*words, status=2).err
+    command(*words, "--force")
 
 
 @pytest.mark.parametrize(
     "views", [["--json", "--html", "x.html"], ["--short", "--source"], ["--html", ""]]
 )
-def test_views_that_no_report_can_be(views, folder, capsys):
-    assert main(["report", "model.py:right", "--args", MATRICES, *views]) == 2
-    captured = capsys.readouterr()
+def test_views_that_no_report_can_be(views, folder, command):
+    captured = command("report", "model.py:right", "--args", MATRICES, *views, status=2)
     assert views[0] in captured.err and captured.out == ""
 
 
-def test_arguments_that_the_function_does_not_take(folder, capsys):
-    assert main(["check", "model.py:plain", "--args", "f32[8]", "--mesh", "data=2"]) == 2
-    assert "was called wrongly" in capsys.readouterr().out
-
-
-def test_a_shard_map_is_checked(folder, capsys):
+def test_a_shard_map_is_checked(folder, command):
     (folder / "mapped.py").write_text("""
 import functools, jax
 from jax.sharding import AxisType, PartitionSpec as Spec
@@ -418,10 +399,8 @@ def total(x):
     return x.sum()
 """)
     words = ["mapped.py:total", "--shard-map", "--args", "f32[8]"]
-    assert main(["check", *words, "--mesh", "model=4"]) == 1
-    assert "error[missing-reduction]" in capsys.readouterr().out
-    assert main(["check", *words]) == 2
-    assert "--shard-map needs the mesh" in capsys.readouterr().err
+    assert "error[missing-reduction]" in command("check", *words, "--mesh", "model=4", status=1).out
+    assert "--shard-map needs the mesh" in command("check", *words, status=2).err
 
 
 @pytest.mark.parametrize(
@@ -451,14 +430,13 @@ def test_other_texts_are_refused(text):
         arguments(text)
 
 
-def answer(words, capsys):
-    assert main(["signatures", *words, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+def answer(words, command):
+    return json.loads(command("signatures", *words, "--json").out)
 
 
 @pytest.mark.parametrize("name", ["softmax", "jax.nn.softmax", "nn.softmax"])
-def test_softmax_has_the_rows_of_its_primitives(name, capsys):
-    data = answer([name], capsys)
+def test_softmax_has_the_rows_of_its_primitives(name, command):
+    data = answer([name], command)
     assert data["function"] == "jax.nn.softmax"
     rows = {p["primitive"]: p["rows"] for p in data["primitives"]}
     assert {"inputs": ["S(1)"], "outputs": ["P(max)"], "kernel": "local"} in rows["reduce_max"]
@@ -467,44 +445,29 @@ def test_softmax_has_the_rows_of_its_primitives(name, capsys):
     assert sent["S(0)"] == 0 < sent["S(1)"] < sent["P(sum)"]
 
 
-def test_bytes_of_a_product_are_those_of_its_collective(capsys):
+def test_bytes_of_a_product_are_those_of_its_collective(command):
     words = ["jnp.matmul", "--args", "f32[512,1024], f32[1024,2048]"]
-    sent = {tuple(c["inputs"]): c for c in answer(words, capsys)["calls"]}
+    sent = {tuple(c["inputs"]): c for c in answer(words, command)["calls"]}
     assert sent["S(0)", "B"]["bytes_per_device"] == 0 and sent["S(0)", "B"]["outputs"] == ["S(0)"]
     # Four devices: a reduce-scatter of the product, 512 x 2048 float32, sends 3/4 of it.
     assert sent["S(1)", "S(0)"]["bytes_per_device"] == 3 / 4 * 512 * 2048 * 4
 
 
-def test_arguments_are_those_that_are_given(capsys):
-    data = answer(["einsum", "--args", "'bij,bjk->bik', f32[4,8,16], f32[4,16,32]"], capsys)
+def test_arguments_are_those_that_are_given(command):
+    data = answer(["einsum", "--args", "'bij,bjk->bik', f32[4,8,16], f32[4,16,32]"], command)
     assert data["inputs"] == ["f32[4,8,16]", "f32[4,16,32]"]
     assert [p["primitive"] for p in data["primitives"]] == ["dot_general"]
 
 
-def test_a_primitive_goes_before_a_function_of_its_name(capsys):
-    data = answer(["dot_general"], capsys)
+def test_a_primitive_goes_before_a_function_of_its_name(command):
+    data = answer(["dot_general"], command)
     assert data["primitive"] == "dot_general" and data["rows"]
-    assert answer([], capsys)["primitives"] == sorted(known_primitives())
+    assert answer([], command)["primitives"] == sorted(known_primitives())
 
 
-def test_text_of_signatures(capsys, monkeypatch):
+def test_text_of_signatures(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["signatures", "jnp.linalg.norm"]) == 0
-    out = capsys.readouterr().out
+    out = command("signatures", "jnp.linalg.norm").out
     assert out.startswith("`jnp.linalg.norm` traced on f32[512,1024]")
     assert "on 4 devices of hardware " in out
     assert "reduce_sum" in out and max(map(len, out.splitlines())) <= 80
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["softmx"], 'did you mean "softmax"?'),
-        (["jnp.matmul", "--args", "f32[8,16], f32[8,16]"], "does not take these --args"),
-        (["einsum", "--args", "f32[4]"], "--args \"'ij,jk->ik', f32[512,1024], f32[1024,2048]\""),
-        (["jnp.interp"], "takes none of the arguments that sbp tries"),
-    ],
-)
-def test_what_has_no_answer(words, said, capsys):
-    assert main(["signatures", *words]) == 2
-    assert said in capsys.readouterr().err

@@ -76,16 +76,42 @@ def test_a_mesh_without_axes():
 def test_no_mesh_is_an_error_that_says_what_to_do(method):
     with pytest.raises(sbp.SbpError, match=r"bare has no mesh; pass mesh= to sbp\.jit, or call it"):
         getattr(bare, method)(X)
-
-
-def test_check_reports_that_there_is_no_mesh():
     (found,) = bare.check(X).diagnostics
     assert "has no mesh" in found.title
 
 
-def test_a_mesh_in_place_of_the_function(mesh):
-    with pytest.raises(TypeError, match="give the mesh as mesh="):
-        sbp.jit(mesh)
+REFUSED: dict[str, tuple[type[Exception], str, Any]] = {
+    "a mesh in place of the function": (TypeError, "give the mesh as mesh=", sbp.jit),
+    "a plan for a closure with a tracer": (
+        TypeError,
+        "closes over a value that another transformation",
+        lambda mesh: jax.jit(lambda x: sbp.jit(lambda y: y * x, mesh).plan(2.0))(1.0),
+    ),
+    "an unknown option of the compiler": (
+        jax.errors.JaxRuntimeError,
+        "xla_no_such_option",
+        lambda mesh: sbp.jit(jnp.sin, mesh, compiler_options={"xla_no_such_option": 1})(X),
+    ),
+    "a negative number beyond a variadic call": (
+        ValueError,
+        "static_argnums has -3, but the call has 1 positional",
+        lambda mesh: sbp.jit(lambda *args: args, mesh, static_argnums=-3)(1.0),
+    ),
+    **{
+        f"the {name} of JAX": (
+            sbp.SbpError,
+            f"takes no {name}=.*the mesh names the devices",
+            lambda mesh, name=name: functools.partial(sbp.jit, **{name: "cpu"})(jnp.sin, mesh),
+        )
+        for name in ("device", "backend")
+    },
+}
+
+
+@pytest.mark.parametrize(("kind", "said", "call"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_says_why(kind, said, call, mesh):
+    with pytest.raises(kind, match=said):
+        call(mesh)
 
 
 def test_the_decorator_with_a_mesh(mesh):
@@ -156,14 +182,6 @@ def test_inside_another_transformation_a_closure_of_its_values_runs_as_it_is(out
     assert_same_results(want, got) if outer is not OUTER["eval_shape"] else None
 
 
-def test_a_plan_for_a_closure_with_a_tracer_is_refused(mesh):
-    def outer(x):
-        return sbp.jit(lambda y: y * x, mesh).plan(2.0)
-
-    with pytest.raises(TypeError, match="closes over a value that another transformation"):
-        jax.jit(outer)(1.0)
-
-
 def test_disable_jit(mesh):
     with jax.disable_jit():
         assert sbp.jit(lambda x: 2.0 if x > 0 else 3.0, mesh)(1.0) == 2.0
@@ -193,9 +211,7 @@ class Strict:
 
 @pytest.mark.parametrize("in_types", [None, ("x:S(0)", None), (None, {"b": "y:S(0)"})], ids=str)
 def test_nodes_that_check_their_leaves(in_types, mesh):
-    def swap(node, tree):
-        return {"n": Strict(node.right, node.left + 1), "t": tree["b"] * 2}
-
+    swap = lambda node, tree: {"n": Strict(node.right, node.left + 1), "t": tree["b"] * 2}
     plain = jax.jit(swap)
     ours = sbp.jit(swap, mesh, in_types=in_types)
     node, tree = Strict(X, X + 1), {"b": X}
@@ -235,12 +251,6 @@ def test_eval_shape_has_weak_types(mesh):
 def test_unused_arguments(keep, mesh):
     lowered = sbp.jit(lambda x, y: x + 1, mesh, keep_unused=keep).lower(X, X)
     assert len(jax.tree.leaves(lowered.compile().input_shardings)) == 1 + keep
-
-
-def test_options_of_the_compiler(mesh):
-    f = sbp.jit(lambda x: x + 1, mesh, compiler_options={"xla_no_such_option": 1})
-    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
-        f(X)
 
 
 # ---- shardings ----------------------------------------------------------------------------------
@@ -530,12 +540,6 @@ def test_a_donated_array_is_passed_once(donated, pair):
     np.testing.assert_array_equal(f(x, x + 1), ([3] * 8, [2] * 8))
 
 
-def test_a_negative_number_beyond_a_variadic_call(pair):
-    f = sbp.jit(variadic, pair, static_argnums=-3)
-    with pytest.raises(ValueError, match="static_argnums has -3, but the call has 1 positional"):
-        f(1.0)
-
-
 @pytest.mark.parametrize("method", ["__call__", "plan", "lower", "eval_shape", "trace"])
 @pytest.mark.parametrize(
     ("args", "kwargs", "said"),
@@ -588,12 +592,6 @@ WRONG_KINDS = [
 def test_options_of_the_wrong_kind(options, pair):
     with pytest.raises(sbp.SbpError):
         sbp.jit(two, **({"mesh": pair} | options)).plan(jnp.ones(8), jnp.ones(8))
-
-
-@pytest.mark.parametrize("option", ["device", "backend"])
-def test_a_device_is_named_by_the_mesh(option, pair):
-    with pytest.raises(sbp.SbpError, match=f"takes no {option}=.*the mesh names the devices"):
-        functools.partial(sbp.jit, **{option: "cpu"})(two, pair)
 
 
 def test_a_copy_of_what_was_planned(pair):

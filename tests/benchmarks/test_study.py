@@ -14,7 +14,6 @@ from benchmarks.gshard.figures import figure7, figure8_drawing, figure9, model_r
 from benchmarks.gshard.study import PUBLISHED, core_years, operators, study, table, training_days
 from examples.gshard.drawing import write_drawings
 from examples.gshard.options import parse_args
-from sbp.cli import main
 from tests.slices import EXHAUSTIVE
 
 
@@ -150,15 +149,18 @@ def test_what_is_no_topology_is_refused(text, said):
         (("--preset", "gshard-600c"), 'did you mean "gshard-600b"'),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options, said, capsys):
-    assert main(["plan", "--preset", "gshard-600b", *options]) == 2
-    assert said in capsys.readouterr().err
+def test_options_that_do_not_fit_are_refused(options, said, command):
+    assert said in command("plan", "--preset", "gshard-600b", *options, status=2).err
 
 
-def test_without_the_tpu_compiler_the_extra_is_named(monkeypatch, capsys):
+def test_without_the_tpu_compiler_the_extra_is_named(monkeypatch, command):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["plan", "--preset", "gshard-600b", "--topology", "v3:32x32", "--compile"]) == 2
-    assert "pip install 'sbp-jax[tpu]'" in capsys.readouterr().err
+    assert (
+        "pip install 'sbp-jax[tpu]'"
+        in command(
+            "plan", "--preset", "gshard-600b", "--topology", "v3:32x32", "--compile", status=2
+        ).err
+    )
 
 
 V3 = sbp.HARDWARE["tpu-v3"]
@@ -256,9 +258,11 @@ def test_figures_are_files_and_a_page(tmp_path):
         assert all(f"<td>{cell}</td>" in page for row in drawing.rows for cell in row)
 
 
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, capsys):
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, command):
     (tmp_path / "file").write_text("")
     with pytest.raises(sbp.SbpError, match="cannot write figures"):
         write_drawings(tmp_path / "file", "costs.html", "Costs", (figure9(V3),))
-    assert main(["plan", "--figures", str(tmp_path), "--hardware", "tpu-v33"]) == 2
-    assert 'did you mean "tpu-v3"' in capsys.readouterr().err
+    assert (
+        'did you mean "tpu-v3"'
+        in command("plan", "--figures", str(tmp_path), "--hardware", "tpu-v33", status=2).err
+    )

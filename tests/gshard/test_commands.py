@@ -34,10 +34,7 @@ RUN = parse_args(
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The folder of a run whose model has drawn weights and says much, and what is in it."""
-
-    def changed(params):
-        return {**params, "logits": (4 * params["logits"]).at[:, EOS].set(0)}
-
+    changed = lambda params: {**params, "logits": (4 * params["logits"]).at[:, EOS].set(0)}
     return begin(tmp_path_factory.mktemp("runs") / "tiny", RUN, changed)
 
 
@@ -51,52 +48,51 @@ def search_by_hand(run, texts):
     return run.target.decode(best[: len(texts)])
 
 
-def test_translate_prints_a_line_for_each_line(run, tmp_path, capsys):
+def test_translate_prints_a_line_for_each_line(run, tmp_path, command):
     """On a mesh, with empty lines and the same text twice; compared with one device."""
     first, second = (pair.source for pair in run.corpus.train[:2])
     file = tmp_path / "text"
     file.write_bytes(f"\ufeff{first}\r\n\n{second}\n{first}\n".encode())
     argv = ["--workdir", str(run.folder), "--beam", "2", "--mesh", "data=2,expert=2", "--to", "en"]
-    assert main(["translate", *argv, str(file)]) == 0
     one, two = search_by_hand(run, [first, second])
-    assert capsys.readouterr().out.split("\n") == [one, "", two, one, ""]
+    assert command("translate", *argv, str(file)).out.split("\n") == [one, "", two, one, ""]
     assert one and two and one != two
 
 
-def test_evaluate_scores_the_runs_sets_and_a_file(run, tmp_path, capsys):
+def test_evaluate_scores_the_runs_sets_and_a_file(run, tmp_path, command):
     folder, corpus, *_ = run
     argv = ["evaluate", "--workdir", str(folder)]
-    assert main(argv) == 0
-    shown = capsys.readouterr().out
+    shown = command(*argv).out
     for name in (*corpus.heldout, *corpus.languages, "templates, names", "nc:6"):
         assert name in shown
     file = tmp_path / "test.tsv"
     file.write_text("un deux\tone two\tfr\n3 dias\t3 days\tes\n")
-    assert main([*argv, "--eval-data", str(file)]) == 0
-    shown = capsys.readouterr().out
+    shown = command(*argv, "--eval-data", str(file)).out
     assert "test set" in shown and "copying" in shown and "templates" not in shown
     assert "all sets by groups of languages" in shown and "all sets by language," in shown
     exported = str(tmp_path / "model.safetensors")
-    assert main(["export", "--workdir", str(folder), exported]) == 0
-    capsys.readouterr()
-    assert main(["evaluate", "--from", exported, "--eval-data", str(file)]) == 0
-    assert capsys.readouterr().out == shown
+    command("export", "--workdir", str(folder), exported)
+    assert command("evaluate", "--from", exported, "--eval-data", str(file)).out == shown
 
 
-def test_a_run_against_its_copy_is_no_better(run, tmp_path, capsys):
+def test_a_run_against_its_copy_is_no_better(run, tmp_path, command):
     other, file = tmp_path / "other", tmp_path / "test.tsv"
     shutil.copytree(run.folder, other)
     file.write_text("un deux\tone two\tfr\n3 dias\t3 days\tes\n")
     argv = ["evaluate", "--workdir", str(run.folder), "--eval-data", str(file)]
-    assert main([*argv, "--against", str(other), "--figures", str(tmp_path / "drawn")]) == 0
-    assert "mean delta +0.00 chrF over 2 languages" in capsys.readouterr().out
+    assert (
+        "mean delta +0.00 chrF over 2 languages"
+        in command(*argv, "--against", str(other), "--figures", str(tmp_path / "drawn")).out
+    )
     assert {p.name for p in (tmp_path / "drawn").iterdir()} == {"figure6.png", "figure6.html"}
 
 
-def test_comparisons_that_say_nothing_are_refused(run, tmp_path, capsys):
+def test_comparisons_that_say_nothing_are_refused(run, tmp_path, command):
     argv = ["evaluate", "--workdir", str(run.folder)]
-    assert main([*argv, "--figures", str(tmp_path)]) == 2
-    assert "name the run to compare with (--against)" in capsys.readouterr().err
+    assert (
+        "name the run to compare with (--against)"
+        in command(*argv, "--figures", str(tmp_path), status=2).err
+    )
     (tmp_path / "own.tsv").write_text("".join(f"{i} mots\t{i} words\tfr\n" for i in range(200)))
     train = override(RUN.train, {"data": str(tmp_path / "own.tsv")})
     corpus = load(train, print)
@@ -104,15 +100,16 @@ def test_comparisons_that_say_nothing_are_refused(run, tmp_path, capsys):
         shutil.copy(run.folder / "source.model", tmp_path / "own")
         shutil.copy(run.folder / "target.model", tmp_path / "own")
         checkpoints.save(init_state(RUN.model, train), {"next": 0})
-    assert main([*argv, "--against", str(tmp_path / "own")]) == 2
-    assert "was trained on other text" in capsys.readouterr().err
+    assert (
+        "was trained on other text"
+        in command(*argv, "--against", str(tmp_path / "own"), status=2).err
+    )
 
 
-def test_evaluate_refuses_other_training_text(run, tmp_path, capsys):
+def test_evaluate_refuses_other_training_text(run, tmp_path, command):
     file = tmp_path / "other.tsv"
     file.write_text("\n".join(f"{i} mots\t{i} words\tfr" for i in range(200)))
-    assert main(["evaluate", "--workdir", str(run.folder), "--data", str(file)]) == 2
-    said = capsys.readouterr().err
+    said = command("evaluate", "--workdir", str(run.folder), "--data", str(file), status=2).err
     assert "error[bad-corpus]" in said and "is another one now" in said
 
 
@@ -129,32 +126,27 @@ def test_evaluate_refuses_other_training_text(run, tmp_path, capsys):
         ([], b"\xff", "bad-corpus]: standard input:2: byte 1 is not UTF-8"),
     ],
 )
-def test_wrong_options_and_texts_are_named(run, capsys, monkeypatch, argv, text, said):
+def test_wrong_options_and_texts_are_named(run, command, monkeypatch, argv, text, said):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"3 dias\n" + text)))
-    assert main(["translate", "--workdir", str(run.folder), *argv]) == 2
-    shown = capsys.readouterr()
+    shown = command("translate", "--workdir", str(run.folder), *argv, status=2)
     assert said in shown.err and not shown.out
 
 
-def test_a_line_that_is_too_long_is_named_and_the_others_are_translated(run, capsys, monkeypatch):
-    def said(text):
+def test_a_line_that_is_too_long_is_named_and_the_others_are_translated(run, command, monkeypatch):
+    def translated(text, status=0):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
-        code = main(["translate", "--workdir", str(run.folder)])
-        shown = capsys.readouterr()
-        return code, shown.out.splitlines(), shown.err
+        return command("translate", "--workdir", str(run.folder), status=status)
 
-    code, (first, last), _ = said(b"3 dias\n\xc3\xa9 tarde\n")
-    assert code == 0
+    first, last = translated(b"3 dias\n\xc3\xa9 tarde\n").out.splitlines()
     long = b"word " * 40
-    code, lines, error = said(b"3 dias\n" + long + b"\n\n\xc3\xa9 tarde\n" + long)
-    assert (code, lines) == (2, [first, "", "", last, ""])
-    assert "bad-corpus]: standard input: no translation of line 2, 5, which" in error
+    shown = translated(b"3 dias\n" + long + b"\n\n\xc3\xa9 tarde\n" + long, status=2)
+    assert shown.out.splitlines() == [first, "", "", last, ""]
+    assert "bad-corpus]: standard input: no translation of line 2, 5, which" in shown.err
 
 
-def test_a_folder_without_a_whole_run_is_named(run, tmp_path, capsys):
+def test_a_folder_without_a_whole_run_is_named(run, tmp_path, command):
     def said(workdir):
-        assert main(["translate", "--workdir", str(workdir), "nowhere.txt"]) == 2
-        return capsys.readouterr().err
+        return command("translate", "--workdir", str(workdir), "nowhere.txt", status=2).err
 
     assert f'did you mean "{run.folder}"' in said(run.folder.with_name("tinny"))
     assert "error[bad-checkpoint]: no checkpoint in" in said(tmp_path / "a" / "b")
@@ -171,7 +163,7 @@ def test_a_folder_without_a_whole_run_is_named(run, tmp_path, capsys):
         shutil.rmtree(copy)
 
 
-def test_a_damaged_checkpoint_is_passed_over(run, tmp_path, capsys):
+def test_a_damaged_checkpoint_is_passed_over(run, tmp_path, command):
     """The one before is read, and nothing in the folder is changed."""
     copy = shutil.copytree(run.folder, tmp_path / "copy")
     shutil.copytree(copy / "checkpoints" / "0", copy / "checkpoints" / "1")
@@ -255,7 +247,7 @@ def test_every_part_of_a_file_is_verified(exported, tmp_path):
             read_export(bad)
 
 
-def test_files_that_are_none(exported, tmp_path, capsys):
+def test_files_that_are_none(exported, tmp_path, command):
     with pytest.raises(SbpError, match="cannot read"):
         read_export(tmp_path / "absent")
     with pytest.raises(SbpError, match=r"cannot read|is damaged"):
@@ -271,8 +263,7 @@ def test_files_that_are_none(exported, tmp_path, capsys):
         (["export", "--workdir", str(tmp_path), "x"], "no checkpoint in"),
         (["export", "--workdir", str(exported[0]), str(tmp_path)], "cannot write to"),
     ):
-        assert main(argv) == 2
-        assert message in " ".join(capsys.readouterr().err.split())
+        assert message in " ".join(command(*argv, status=2).err.split())
 
 
 def test_an_older_file_is_replaced_whole(exported, tmp_path):

@@ -27,7 +27,6 @@ from examples.gshard.options import parse_args
 from examples.gshard.presets import preset
 from examples.gshard.tokenizer import Tokenizer
 from examples.gshard.train import plan_loss, sample
-from sbp.cli import main
 from sbp.moe.config import PAD
 from sbp.moe.model import init_params, loss_fn
 from sbp.moe.sharding import sharding_of
@@ -263,10 +262,9 @@ class Drawn(NamedTuple):
     pictures: list[str]
 
 
-def page_of(folder, lines, capsys):
+def page_of(folder, lines, command):
     (folder / "metrics.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
-    assert main(["curves", str(folder)]) == 0
-    assert capsys.readouterr().out == f"wrote {folder / 'curves.html'}\n"
+    assert command("curves", str(folder)).out == f"wrote {folder / 'curves.html'}\n"
     page = (folder / "curves.html").read_text("utf-8")
     return Drawn(
         re.findall(r'<path[^>]* d="([^"]*)"', page),
@@ -280,11 +278,11 @@ def step_line(number, **values):
     return json.dumps({"step": number, **values}).encode()
 
 
-def test_curves_go_through_the_numbers(tmp_path, capsys):
+def test_curves_go_through_the_numbers(tmp_path, command):
     """Against points computed from the axes: 600 wide, values from 4 above to 156 below."""
     loss = [5.0, 3.0, None, 1.0]
     lines = [step_line(i, loss=v, **{"encoder/0/drop": 0.5}) for i, v in enumerate(loss, start=1)]
-    page = page_of(tmp_path, lines, capsys)
+    page = page_of(tmp_path, lines, command)
     assert page.paths[0] == "M0.0 4.0h0L200.0 80.0M600.0 156.0h0"
     said = "loss: 5 at step 1, 1 at step 4, between 1 and 5, not finite in 1 steps"
     assert said in page.words and "encoder/0: 0.5 at step 1" in " ".join(page.words)
@@ -292,7 +290,7 @@ def test_curves_go_through_the_numbers(tmp_path, capsys):
     assert "script" not in page.tags
 
 
-def test_files_that_are_damaged_partial_or_strange(tmp_path, capsys):
+def test_files_that_are_damaged_partial_or_strange(tmp_path, command):
     lines = [
         step_line(3, loss=1.0),
         b'{"step": 1, "loss": NaN, "grad_norm": 1e999}',
@@ -303,7 +301,7 @@ def test_files_that_are_damaged_partial_or_strange(tmp_path, capsys):
         b"\xff\x00",
         b'{"step": 6, "lo',
     ]
-    page = page_of(tmp_path, lines, capsys)
+    page = page_of(tmp_path, lines, command)
     words = " ".join(page.words)
     assert "loss: 2 at step 3, 2 at step 3, between 2 and 2, not finite in 4 steps" in words
     assert "grad_norm: no finite number, not finite in 2 steps" in words
@@ -311,13 +309,13 @@ def test_files_that_are_damaged_partial_or_strange(tmp_path, capsys):
     assert not any(word in path for path in page.paths for word in ("nan", "inf"))
 
 
-def test_numbers_near_the_largest_have_a_place(tmp_path, capsys):
-    page = page_of(tmp_path, [step_line(1, loss=-1.7e308), step_line(2, loss=1.7e308)], capsys)
+def test_numbers_near_the_largest_have_a_place(tmp_path, command):
+    page = page_of(tmp_path, [step_line(1, loss=-1.7e308), step_line(2, loss=1.7e308)], command)
     assert page.paths[0] == "M0.0 156.0h0L600.0 4.0"
 
 
-def test_long_runs_are_drawn_by_means_and_the_page_says_so(tmp_path, capsys):
-    page = page_of(tmp_path, [step_line(i, loss=float(i % 2)) for i in range(1, 1201)], capsys)
+def test_long_runs_are_drawn_by_means_and_the_page_says_so(tmp_path, command):
+    page = page_of(tmp_path, [step_line(i, loss=float(i % 2)) for i in range(1, 1201)], command)
     assert "per target token, in nats; each point is the mean of 4 steps" in page.words
     assert "between 0 and 1" in " ".join(page.words)  # of all steps
     points = thinned([(i, float(i % 2)) for i in range(1, 1201)])
@@ -333,10 +331,9 @@ def test_long_runs_are_drawn_by_means_and_the_page_says_so(tmp_path, capsys):
         ("a folder", "cannot read"),
     ],
 )
-def test_a_folder_without_steps_is_refused(content, said, tmp_path, capsys):
+def test_a_folder_without_steps_is_refused(content, said, tmp_path, command):
     file = tmp_path / "metrics.jsonl"
     if content is not None:
         file.mkdir() if content == "a folder" else file.write_bytes(content)
-    assert main(["curves", str(tmp_path)]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert said in " ".join(command("curves", str(tmp_path), status=2).err.split())
     assert not (tmp_path / "curves.html").exists()

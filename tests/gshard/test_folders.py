@@ -9,12 +9,10 @@ import shutil
 import numpy as np
 import pytest
 
-from examples.gshard import train
 from examples.gshard.config import TranslationConfig
 from examples.gshard.corpus import generate
 from examples.gshard.options import parse_args
 from examples.gshard.tokenizer import Tokenizer
-from sbp.cli import main
 from sbp.errors import SbpError
 from sbp.moe.checkpoint import Checkpoints, describe
 from sbp.moe.step import TrainState
@@ -77,32 +75,30 @@ def contents(folder):
 
 
 @pytest.mark.parametrize("make", FOLDERS, ids=lambda make: make.__name__)
-def test_a_run_is_refused_before_its_first_step(make, tmp_path, capsys):
+def test_a_run_is_refused_before_its_first_step(make, tmp_path, command):
     folder = tmp_path / "run"
     make(folder)
     before = contents(folder)
-    assert train.main(["--preset", "tiny-test", "--workdir", str(folder)]) == 2
-    shown = capsys.readouterr()
+    shown = command("train", "--preset", "tiny-test", "--workdir", str(folder), status=2)
     assert shown.err.startswith(f"error[bad-checkpoint]: {FOLDERS[make].format(folder)}")
     assert "Traceback" not in shown.err and "planned" not in shown.out
     assert contents(folder) == before
 
 
-def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path, capsys, monkeypatch):
+def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path, command, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**18))
-    assert train.main(["--preset", "tiny-test", "--workdir", str(tmp_path / "run")]) == 2
     said = "has 0.2 MiB of room left, and a checkpoint takes 0."
-    assert said in capsys.readouterr().err
-    code, _, err = checked(capsys, "--workdir", str(tmp_path / "run"))
-    assert code == 2 and said in err
+    for name in ("train", "check"):
+        argv = [name, "--preset", "tiny-test", "--workdir", str(tmp_path / "run")]
+        assert said in " ".join(command(*argv, status=2).err.split())
     assert not (tmp_path / "run" / "source.model").exists()
 
 
-def test_a_folder_in_which_a_run_trains_is_refused(tmp_path, capsys):
+def test_a_folder_in_which_a_run_trains_is_refused(tmp_path, command):
     with Checkpoints(tmp_path, DESCRIPTION):
-        assert train.main(["--preset", "tiny-test", "--workdir", str(tmp_path)]) == 2
-    assert "another run is training in" in capsys.readouterr().err
+        said = command("train", "--preset", "tiny-test", "--workdir", str(tmp_path), status=2).err
+    assert "another run is training in" in said
 
 
 def test_numbers_for_which_there_is_no_room_end_the_run(tmp_path):
@@ -146,38 +142,30 @@ def test_a_damaged_vocabulary_is_named(tmp_path):
 TINY = ["--preset", "tiny-test", "--mesh", "expert=2"]
 
 
-def checked(capsys, *argv):
-    code = main(["check", *TINY, *argv])
-    said = capsys.readouterr()
-    return code, said.out, " ".join(said.err.split())
-
-
-def test_a_right_run_shows_its_types_and_writes_nothing(tmp_path, capsys):
-    folder = tmp_path / "runs" / "new"
-    code, out, err = checked(capsys, "--workdir", str(folder))
-    assert (code, err) == (0, "")
+def test_a_right_run_shows_its_types_and_writes_nothing(tmp_path, command):
+    out, err = command("check", *TINY, "--workdir", str(tmp_path / "runs" / "new"))
+    assert not err and "sbp train would begin in" in out
     assert "sentence pairs in" in out and "vocabularies of" in out and "precision:" in out
-    assert "sbp train would begin in" in out
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_that_training_refuses(tmp_path, capsys):
+def test_folders_that_training_refuses(tmp_path, command):
     begun = begin(tmp_path / "begun", parse_args(TINY)).folder
-    where = ["--workdir", str(begun)]
-    for argv, message in (
-        ([*where, "--seed", "3"], "train.seed: checkpoint 0, now 3"),
-        ([*where, "--set", "model_dim=64"], "model.model_dim: checkpoint"),
-        (["--workdir", str(begun / "config.json")], "config.json is a file"),
-        (["--workdir", str(begun / "config.json" / "new")], "config.json is a file"),
-    ):
-        code, out, err = checked(capsys, *argv)
-        assert (code, message in err, "would begin" in out) == (2, True, False), err
+    check = ["check", *TINY, "--workdir"]
+
+    def assert_refused(message, *argv):
+        out, err = command(*check, *argv, status=2)
+        assert message in " ".join(err.split()) and "would begin" not in out
+
+    assert_refused("train.seed: checkpoint 0, now 3", str(begun), "--seed", "3")
+    assert_refused("model.model_dim: checkpoint", str(begun), "--set", "model_dim=64")
+    for path in (begun / "config.json", begun / "config.json" / "new"):
+        assert_refused("config.json is a file", str(path))
     with (begun / ".lock").open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert "another run is training" in checked(capsys, *where)[2]
+        assert_refused("another run is training", str(begun))
     (begun / "source.model").write_bytes((begun / "target.model").read_bytes())
-    assert "made with another vocabulary source;" in checked(capsys, *where)[2]
-    assert "would begin" not in checked(capsys, *where)[1]
+    assert_refused("made with another vocabulary source;", str(begun))
 
 
 @pytest.mark.parametrize(
@@ -192,14 +180,12 @@ def test_folders_that_training_refuses(tmp_path, capsys):
         (["--set", "eval_capacity_factor_per_choice=0"], "an expert has no slot"),
     ],
 )
-def test_what_training_refuses_is_refused(argv, message, tmp_path, capsys):
-    code, _, err = checked(capsys, "--workdir", str(tmp_path / "run"), *argv)
-    assert code == 2 and message in err
+def test_what_training_refuses_is_refused(argv, message, tmp_path, command):
+    said = command("check", *TINY, "--workdir", str(tmp_path / "run"), *argv, status=2).err
+    assert message in " ".join(said.split())
 
 
-def test_help_names_the_command(capsys):
-    assert main(["train", "--help"]) == 0
-    assert capsys.readouterr().out.startswith("usage: sbp train ")
-    assert main(["check", "--help"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+def test_help_names_the_command(command):
+    assert command("train", "--help").out.startswith("usage: sbp train ")
+    said = " ".join(command("check", "--help").out.split())
     assert said.startswith("usage: sbp check ") and "the options of `sbp train`" in said

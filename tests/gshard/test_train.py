@@ -14,8 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from examples.gshard.train import StopSignal, main
-from sbp import cli
+from examples.gshard.train import StopSignal
 from sbp.errors import SbpError
 from sbp.moe.checkpoint import saved_steps
 from tests.gshard.runs import (
@@ -31,31 +30,30 @@ from tests.gshard.runs import (
 from tests.slices import EXHAUSTIVE
 
 
-def test_user_errors_exit_without_a_traceback(tmp_path, capsys):
-    workdir = tmp_path / "run"
-    assert main(["--data", str(tmp_path / "missing.tsv"), "--workdir", str(workdir)]) == 2
-    assert capsys.readouterr().err.startswith("error[bad-corpus]: cannot read")
-    assert not workdir.exists()
+def test_user_errors_exit_without_a_traceback(tmp_path, command):
+    argv = ["--data", str(tmp_path / "missing.tsv"), "--workdir", str(tmp_path / "run")]
+    assert command("train", *argv, status=2).err.startswith("error[bad-corpus]: cannot read")
+    assert not (tmp_path / "run").exists()
 
 
-def test_a_decoder_only_model_trains_on_plain_text(tmp_path, capsys):
+def test_a_decoder_only_model_trains_on_plain_text(tmp_path, command):
     text = tmp_path / "corpus.txt"
     text.write_text("".join(f"{i} is the next number of a text\n" for i in range(200)), "utf-8")
     argv = ["--preset", "tiny-test", "--steps", "3", "--data", str(text)]
     argv += ["--workdir", str(tmp_path / "run")]
-    assert main(argv) == 2
-    assert "a model with an encoder cannot learn from" in capsys.readouterr().err
+    assert "a model with an encoder cannot learn from" in command("train", *argv, status=2).err
     vocabulary = ["--set", "source_vocab=64", "--set", "target_vocab=64"]
-    assert main([*argv, "--set", "encoder_layers=0", *vocabulary]) == 0
-    shown = capsys.readouterr().out
+    shown = command("train", *argv, "--set", "encoder_layers=0", *vocabulary).out
     assert " texts to train on; held out: " in shown
     found = re.findall(r"held-out loss ([\d.]+) per token, perplexity ([\d.]+)", shown)
     loss, perplexity = map(float, found[-1])
     assert perplexity == pytest.approx(np.exp(loss), rel=0.01)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["heldout_nll"] == pytest.approx(loss, abs=1e-3)
-    assert cli.main(["evaluate", "--workdir", str(tmp_path / "run")]) == 2
-    assert "plain text has no translations to score" in capsys.readouterr().err
+    assert (
+        "plain text has no translations to score"
+        in command("evaluate", "--workdir", str(tmp_path / "run"), status=2).err
+    )
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +112,11 @@ def test_a_run_that_is_killed_as_it_saves_goes_on_as_if_it_were_not(train, tmp_p
     assert_same_runs(killed, whole)
 
 
-def test_a_rate_that_destroys_the_model_ends_the_run(tmp_path, capsys):
+def test_a_rate_that_destroys_the_model_ends_the_run(tmp_path, command):
     """No update is finite. Through the command line."""
     argv = ["--preset", "tiny-test", "--steps", "9", "--no-eval", "--workdir", str(tmp_path)]
     rate = ["--set", "learning_rate=1e38", "--set", "warmup_steps=1", "--set", "max_skipped=3"]
-    assert main([*argv, *rate, "--set", "checkpoint_every=1"]) == 2
-    shown = capsys.readouterr()
+    shown = command("train", *argv, *rate, "--set", "checkpoint_every=1", status=2)
     assert "error[not-finite]: steps 1 to 3 were skipped" in shown.err
     assert "the checkpoint of step 2 is kept" in shown.err
     assert shown.out.count("skipped: loss") == 3

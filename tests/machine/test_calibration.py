@@ -128,9 +128,8 @@ def test_a_damaged_file_is_one_sentence(file, tmp_path, old, new, message):
         (["-o", "new.toml", "--mesh", "data=64"], "JAX has only 8"),
     ],
 )
-def test_wrong_options_end_before_the_measurement(file, capsys, words, message):
-    assert main(["calibrate", *(w.format(file=file) for w in words)]) == 2
-    assert message in capsys.readouterr().err
+def test_wrong_options_end_before_the_measurement(file, command, words, message):
+    assert message in command("calibrate", *(w.format(file=file) for w in words), status=2).err
 
 
 def test_a_file_that_does_not_exist():

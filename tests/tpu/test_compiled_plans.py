@@ -28,7 +28,6 @@ from benchmarks.gshard_ref import abstract_arguments, sgd_step
 from benchmarks.hlo.traffic import bytes_by_kind, collectives
 from benchmarks.plan_collectives import compared, table
 from benchmarks.repro import CASES, judge
-from sbp.cli import main
 from sbp.infer.space import JOINED_BYTES
 from sbp.machine.hardware import lowerings
 from tests.run.test_collectives import assert_within_plan
@@ -335,9 +334,8 @@ SIZES = {"head_dim": 128, "model_dim": 256, "expert_dim": 512, "ffn_dim": 512} |
 FILLED = [word for name, size in SIZES.items() for word in ("--set", f"{name}={size}")]
 
 
-def test_a_compiled_step_sends_and_holds_what_was_planned_or_nearly(capsys):
-    assert main(["plan", *OPTIONS, *FILLED, "--topology", "v3:2x2", "--compile"]) == 0
-    shown = capsys.readouterr().out
+def test_a_compiled_step_sends_and_holds_what_was_planned_or_nearly(command):
+    shown = command("plan", *OPTIONS, *FILLED, "--topology", "v3:2x2", "--compile").out
     lines = {line[:34].strip(): line[34:].split() for line in shown.splitlines()}
     assert "compiled by the TPU compiler, in" in shown
     # Of all that is sent, the kinds are the parts.
@@ -350,12 +348,20 @@ def test_a_compiled_step_sends_and_holds_what_was_planned_or_nearly(capsys):
         assert min(planned, compiled) > 0 and 0.5 < ratio < 2
 
 
-def test_a_slice_that_the_compiler_does_not_know_is_refused(capsys):
+def test_a_slice_that_the_compiler_does_not_know_is_refused(command):
     assert (
-        main(["plan", *OPTIONS, "--mesh", "data=9,expert=2", "--topology", "v3:3x3", "--compile"])
-        == 2
+        "has no topology 'v3:3x3'"
+        in command(
+            "plan",
+            *OPTIONS,
+            "--mesh",
+            "data=9,expert=2",
+            "--topology",
+            "v3:3x3",
+            "--compile",
+            status=2,
+        ).err
     )
-    assert "has no topology 'v3:3x3'" in capsys.readouterr().err
 
 
 CASE = CASES["sum to B"]
