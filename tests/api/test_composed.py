@@ -114,10 +114,7 @@ def test_derivatives_of_the_users_own():
         return x
 
     clipped.defvjp(lambda x: (x, x), lambda x, g: (jnp.clip(g, -1, 1) + x * 0,))
-
-    def total(z, x):
-        return jnp.abs(z * z).sum() + (3 * clipped(x)).sum()
-
+    total = lambda z, x: jnp.abs(z * z).sum() + (3 * clipped(x)).sum()
     args = X + 1j * X, X
     close(jax.grad(total, (0, 1))(*args), jax.grad(planned(total), (0, 1))(*args))
 
@@ -125,9 +122,7 @@ def test_derivatives_of_the_users_own():
 def test_explicit_axes():
     """Arguments are pinned to the types that JAX derived for them."""
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
-
-    def layer(w, x):
-        return jnp.tanh(x @ w)
+    layer = lambda w, x: jnp.tanh(x @ w)
 
     def program(f):
         return lambda w, x: (f(w, f(w, x)) ** 2).sum()
@@ -206,9 +201,7 @@ def test_functions_without_a_backward_pass():
     def loop(x):
         return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, x))
 
-    def with_aux(x):
-        return (x**2).sum(), loop(x)
-
+    with_aux = lambda x: ((x**2).sum(), loop(x))
     f = planned(with_aux)
     close(jax.jvp(with_aux, (X,), (X,)), jax.jvp(f, (X,), (X,)))
     gradient = functools.partial(jax.grad, has_aux=True)

@@ -319,10 +319,7 @@ def test_an_abstract_mesh_has_no_places():
 def test_held_padded_in_host_memory(rows):
     """Results, too, have 0 in their padding, though JAX mixes no values of two memories."""
     host, device = jax.memory.Space.Host, jax.memory.Space.Device
-
-    def step(w):
-        return jax.device_put(jax.device_put(w, device) + 1, host)
-
+    step = lambda w: jax.device_put(jax.device_put(w, device) + 1, host)
     f, w = sbp.jit(step, EIGHT, in_types=(ROWS,), out_types=ROWS), np.ones((rows, 4), np.float32)
     for count in (2, 3):
         w = f(w)

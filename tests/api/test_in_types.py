@@ -106,9 +106,7 @@ def test_a_dict_with_the_keys_of_the_argument_is_a_prefix():
     ids=case_name,
 )
 def test_one_dict_for_all_arguments(in_types, args, pinned):
-    def f(p, x=None):
-        return jax.tree.map(jnp.sin, (p, x))
-
+    f = lambda p, x=None: jax.tree.map(jnp.sin, (p, x))
     signature = sbp.jit(f, MESH, in_types=in_types)._on(MESH).read(args, {})[0]
     assert [leaf.name for leaf in signature.leaves if leaf.type is not None] == pinned
 

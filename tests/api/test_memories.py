@@ -59,8 +59,7 @@ offloads_products = jax.checkpoint_policies.offload_dot_with_no_batch_dims("devi
 
 
 def layers(policy):
-    def layer(x, w):
-        return jnp.sin(checkpoint_name(jnp.tanh(x @ w), "hidden")), None
+    layer = lambda x, w: (jnp.sin(checkpoint_name(jnp.tanh(x @ w), "hidden")), None)
 
     def loss(x):
         ws = jnp.stack([jnp.eye(4) * n for n in (0.5, 1.0, 1.5)])
@@ -88,9 +87,7 @@ def kept_in_a_loop(d, h):
 
 
 def in_branches(d, h):
-    def one(d):
-        return jax.device_put(d, HOST)
-
+    one = lambda d: jax.device_put(d, HOST)
     return jax.lax.cond(d.sum() > 0, one, lambda d: one(d * 2), d)
 
 
@@ -226,9 +223,7 @@ def test_offloaded_values_leave_the_device_account():
     and on the device under the policy that saves."""
 
     def loss(policy):
-        def layer(x, _):
-            return jnp.sin(checkpoint_name(jnp.sin(x), "hidden")), None
-
+        layer = lambda x, _: (jnp.sin(checkpoint_name(jnp.sin(x), "hidden")), None)
         block = jax.checkpoint(layer, policy=policy, prevent_cse=False)
         return jax.grad(lambda x: jax.lax.scan(block, x, None, length=8)[0].sum())
 
@@ -334,10 +329,7 @@ def test_unpinned_memory_at_the_boundary():
 
 
 def test_a_saved_plan_is_for_one_memory(tmp_path):
-
-    def fn(x):
-        return jax.device_put(x, DEVICE) * 2
-
+    fn = lambda x: jax.device_put(x, DEVICE) * 2
     sbp.jit(fn, MESH).plan(H).save(path := tmp_path / "plan")
     with pytest.raises(sbp.SbpError, match="another program"):
         sbp.jit(fn, MESH, plan=path).plan(D)

@@ -45,10 +45,7 @@ def stacks(body):
 def passes(update, *states):
     """Bytes that an update moves, in sizes of the weights, beyond the gradient's own product."""
     x, w = aval(ROWS, WIDTH), aval(WIDTH, WIDTH)
-
-    def step(w, x, *states):
-        return update(w, jax.grad(loss)(w, x), *states)
-
+    step = lambda w, x, *states: update(w, jax.grad(loss)(w, x), *states)
     taken = seconds(step, w, x, *states) - seconds(lambda w, x: jax.grad(loss)(w, x), w, x)
     return taken * V5E.hbm_bytes_per_second / SIZE
 
@@ -91,10 +88,7 @@ def test_other_hardware_keeps_its_prices():
 def test_a_value_inside_an_update_is_dearer_to_gather_than_its_gradient():
     """The gradient is whole on every device before the update, not in the middle of it."""
     mesh = AbstractMesh((8,), ("d",))
-
-    def step(w, x):
-        return w - 0.1 * jax.grad(loss)(w, x).astype(jnp.float32)
-
+    step = lambda w, x: w - 0.1 * jax.grad(loss)(w, x).astype(jnp.float32)
     args = aval(WIDTH, WIDTH, dtype=BF16), aval(8 * ROWS, WIDTH, dtype=BF16)
     request = planned(step, *args, mesh=mesh, types=(P(), P("d"))).typing.request
     fused = request.memory_shares.fused

@@ -217,13 +217,8 @@ def test_vocabulary_parallel_cross_entropy():
 
 def accumulate(w, batches):
     """Gradients of micro-batches, summed in a loop."""
-
-    def loss(w, x):
-        return ((jax.nn.relu(x @ w["a"]) @ w["b"] - x) ** 2).mean()
-
-    def turn(total, x):
-        return jax.tree.map(jnp.add, total, jax.grad(loss)(w, x)), None
-
+    loss = lambda w, x: ((jax.nn.relu(x @ w["a"]) @ w["b"] - x) ** 2).mean()
+    turn = lambda total, x: (jax.tree.map(jnp.add, total, jax.grad(loss)(w, x)), None)
     return jax.lax.scan(turn, jax.tree.map(jnp.zeros_like, w), batches)[0]
 
 
@@ -272,10 +267,7 @@ def test_what_needs_no_collective_has_a_plan(mesh, program, asked):
 @pytest.mark.parametrize("rows", [13, 16, 1023, 8191])
 def test_a_budget_counts_effects(rows, hardware):
     """A sum of shards that are padded with zeros is a gather, too."""
-
-    def fn(x):
-        return jnp.sin(sbp.annotate(x, x=sbp.S(0), y=sbp.S(0)))
-
+    fn = lambda x: jnp.sin(sbp.annotate(x, x=sbp.S(0), y=sbp.S(0)))
     options: Any = {"hardware": hardware, "budgets": [sbp.forbid("all_gather")]}
     with pytest.raises(sbp.SbpTypeError, match="needs a collective that a budget forbids"):
         sbp.jit(fn, MESHES[0], "B", "B", **options).plan(shape(rows, 4))
