@@ -4,13 +4,11 @@ compilation, and a cache of compiled programs."""
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-pytest_plugins = ("tests.gate", "tests.case_seconds")
+pytest_plugins = ("tests.gate", "tests.case_seconds", "tests.commands")
 
 FLAGS = {
     "--xla_force_host_platform_device_count": "8",
@@ -46,18 +44,6 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are named relative to the working folder."""
     monkeypatch.chdir(CACHE.parent)
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Runs the command line of sbp, checks its exit status, and returns what it prints."""
-    from sbp.cli import main  # imports JAX, which reads the environment above
-
-    def run(*argv: str, status: int = 0) -> Any:
-        assert main(argv) == status, capsys.readouterr().err
-        return capsys.readouterr()
-
-    return run
 
 
 class Running:

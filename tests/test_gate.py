@@ -49,11 +49,9 @@ def test_a_primitive_is_locked_by_its_rule(monkeypatch):
     before = {name: lock.of_primitive(name) for name in names}
     digest = lock.digest
 
-    def changed(file):
-        return lambda path: b"" if path == lock.ROOT / file else digest(path)
-
     def differ(file):
-        monkeypatch.setattr(lock, "digest", changed(file))
+        changed = lambda path: b"" if path == lock.ROOT / file else digest(path)
+        monkeypatch.setattr(lock, "digest", changed)
         return [name for name in names if lock.of_primitive(name) != before[name]]
 
     assert differ("sbp/signatures/families/windows.py") == ["conv_general_dilated"]

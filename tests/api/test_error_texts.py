@@ -87,8 +87,7 @@ def test_a_region_may_return_a_number():
 ODD = jax.ShapeDtypeStruct((9, 4), jnp.float32)
 
 
-def mesh():
-    return sbp.make_mesh([8], ["d"])
+mesh = lambda: sbp.make_mesh([8], ["d"])
 
 
 def uneven():
@@ -216,10 +215,7 @@ def test_errors_of_tracing_are_those_of_jit(fn: Any):
 
 
 def test_static_arguments_are_left_out_of_the_names():
-    def program(flag: bool, x: Any, y: Any) -> Any:
-        return x if y > 0 and flag else y
-
-    f = sbp.jit(program, EIGHT, static_argnums=0)
+    f = sbp.jit(lambda flag, x, y: x if y > 0 and flag else y, EIGHT, static_argnums=0)
     for call in (f, f.eval_shape):
         with pytest.raises(jax.errors.TracerBoolConversionError, match="value of the argument y"):
             call(True, 1.0, 2.0)
@@ -284,9 +280,7 @@ def test_options_that_jit_lacks(options: dict[str, Any], says: str):
 
 
 def test_a_shape_among_the_results_is_no_array():
-    def program(x: Any) -> Any:
-        return {"x": x, "shape": jax.ShapeDtypeStruct((3,), jnp.float32)}
-
+    program = lambda x: {"x": x, "shape": jax.ShapeDtypeStruct((3,), jnp.float32)}
     with pytest.raises(TypeError):
         jax.jit(program)(1.0)
     with pytest.raises(sbp.SbpError, match=r"type ShapeDtypeStruct at result\['shape'\]") as caught:
@@ -399,7 +393,7 @@ def _annotated(annotation: Any) -> Any:
                 lambda name=name: sbp.assert_plan_unchanged(sbp.jit(jnp.sin, MESH).plan(X), name),
                 "bad-argument",
             )
-            for name in ("a\0b", "\ud800", 5, None)
+            for name in cast(Any, ("a\0b", "\ud800", 5, None))
         ),
     ],
 )

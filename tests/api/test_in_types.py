@@ -76,13 +76,8 @@ def test_a_pattern_names_subtrees_and_the_first_one_counts():
 def test_a_dict_with_the_keys_of_the_argument_is_a_prefix():
     """Haiku's parameters have slashes in their keys."""
     shapes = _arrays({"mlp/linear": {"w": (16, 16)}, "mlp/~/norm": {"scale": (16,)}})
-
-    def f(params: Any, x: Any) -> Any:
-        return (x @ params["mlp/linear"]["w"]) * params["mlp/~/norm"]["scale"]
-
-    def plan(entry: Any) -> Any:
-        return sbp.jit(f, MESH, in_types=(entry, OTHER)).plan(shapes, X).in_types[0][0]
-
+    f = lambda params, x: (x @ params["mlp/linear"]["w"]) * params["mlp/~/norm"]["scale"]
+    plan = lambda entry: sbp.jit(f, MESH, in_types=(entry, OTHER)).plan(shapes, X).in_types[0][0]
     by_prefix = plan({"mlp/linear": {"w": SPLIT}, "mlp/~/norm": "B"})
     assert by_prefix == plan({"mlp/linear/w": SPLIT, "mlp/*": "B", "**/scale": "B"})
     assert by_prefix["mlp/linear"]["w"] == SPLIT
@@ -288,8 +283,7 @@ SQUARE = np.arange(64.0, dtype=np.float32).reshape(8, 8)
 FREE = P.UNCONSTRAINED
 
 
-def spec_of(spec):
-    return NamedSharding(DEVICES, spec)
+spec_of = lambda spec: NamedSharding(DEVICES, spec)
 
 
 @pytest.mark.parametrize(

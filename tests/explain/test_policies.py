@@ -166,12 +166,9 @@ def test_a_region_may_allow_what_the_program_does_not():
             h = x @ w
         return h.sum()
 
-    split = ("model:S(1)", "model:S(1)")
-    assert (
-        sbp.jit(lambda x, w: (x @ w).sum(), MESH, in_types=split, boxing="explicit").check(X, W).ok
-        is False
-    )
-    assert sbp.jit(inside, MESH, in_types=split, boxing="explicit").check(X, W).ok is True
+    for fn, ok in ((lambda x, w: (x @ w).sum(), False), (inside, True)):
+        f = sbp.jit(fn, MESH, in_types=("model:S(1)", "model:S(1)"), boxing="explicit")
+        assert f.check(X, W).ok is ok
 
 
 def test_the_mark_of_a_region_is_not_shown():
@@ -221,10 +218,8 @@ def test_the_policy_that_is_at_fault_is_told_and_gives_way(fn, in_types, boxing,
     """Of the program, of the axis or of the region: as one policy for the program it has the same
     rows and notes."""
     (found,) = helped(fn, MESH, (SQUARE, SQUARE), in_types=in_types, boxing=boxing)
-    (alone,) = (
-        sbp.jit(fn, MESH, in_types=in_types, boxing="explicit").check(SQUARE, SQUARE).diagnostics
-    )
-    assert found.rows == alone.rows
+    alone = sbp.jit(fn, MESH, in_types=in_types, boxing="explicit").check(SQUARE, SQUARE)
+    assert [d.rows for d in alone.diagnostics] == [found.rows]
     (note,) = [n for n in found.notes if n.startswith("boxing is")]
     where = "" if boxing == "explicit" else " on `dcn`"
     assert note == f'boxing is "explicit"{where}, so no operand may be resharded here'
@@ -364,10 +359,7 @@ def test_a_plan_keeps_its_budget(name, hardware, fn):
 
 def residual(ws, x):
     """The gradient of layers whose carry has two readers in the loop."""
-
-    def layer(h, w):
-        return jnp.tanh(jnp.tanh(h @ w[0]) @ w[1]) + h, None
-
+    layer = lambda h, w: (jnp.tanh(jnp.tanh(h @ w[0]) @ w[1]) + h, None)
     return jax.grad(lambda ws, x: (jax.lax.scan(layer, x, ws)[0] ** 2).sum())(ws, x)
 
 
@@ -460,52 +452,36 @@ def test_rows_of_a_budget_say_what_does_not_fit():
 
 
 def test_what_no_plan_keeps_is_a_type_error_with_the_nearest_budget():
-    f = sbp.jit(loss, MESH, in_types=ROWS, budgets=[sbp.forbid(above=1000, where="forward")])
+    budget = lambda most: [sbp.forbid(above=most, where="forward")]
+    within = lambda most: sbp.jit(loss, MESH, in_types=ROWS, budgets=budget(most))
     with pytest.raises(sbp.SbpTypeError) as caught:
-        f.plan(X, W)
+        within(1000).plan(X, W)
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "budget"
-    budgets = [sbp.forbid(above=1000, where="forward")]
-    check_helps(loss, MESH, {"in_types": ROWS, "budgets": budgets}, (X, W), [diagnostic])
+    check_helps(loss, MESH, {"in_types": ROWS, "budgets": budget(1000)}, (X, W), [diagnostic])
     (help_,) = diagnostic.helps
     edit: Any = help_.edits[0]
     # What it names is possible, and a byte less is not.
-    nearest = sbp.forbid(above=edit.value, where="forward")
-    cost = sbp.jit(loss, MESH, in_types=ROWS, budgets=[nearest]).plan(X, W).cost
+    cost = within(edit.value).plan(X, W).cost
     assert help_.bytes_per_device == cost.bytes_per_device
-    assert (
-        not sbp.jit(
-            loss, MESH, in_types=ROWS, budgets=[sbp.forbid(above=edit.value - 1, where="forward")]
-        )
-        .check(X, W)
-        .ok
-    )
+    assert not within(edit.value - 1).check(X, W).ok
 
 
 @pytest.mark.parametrize("named", [False, True])
 def test_a_result_that_may_not_be_reduced_is_told_at_its_line(named):
-    def product(x, w):
-        return x @ w
+    product = lambda x, w: x @ w
 
     def assigned(x, w):
         y = x @ w
         return y
 
-    (diagnostic,) = (
-        sbp.jit(
-            assigned if named else product, MESH, in_types=ROWS, budgets=[sbp.forbid(axis="model")]
-        )
-        .check(X, W)
-        .diagnostics
-    )
-    assert diagnostic.code == "budget" and diagnostic.primary is not None
-    assert (
-        diagnostic.title
-        == "returning `x @ w` needs a collective that a budget forbids on mesh axis `model`"
-    )
-    assert diagnostic.primary.text == "P(sum) here; the program returns this value"
-    (help_,) = diagnostic.helps
-    assert help_.bytes_per_device > 0
+    fn, budgets = assigned if named else product, [sbp.forbid(axis="model")]
+    (diagnostic,) = sbp.jit(fn, MESH, in_types=ROWS, budgets=budgets).check(X, W).diagnostics
+    said = "returning `x @ w` needs a collective that a budget forbids on mesh axis `model`"
+    assert (diagnostic.code, diagnostic.title) == ("budget", said)
+    pinned = [label.text for label in diagnostic.labels if label.primary]
+    assert pinned == ["P(sum) here; the program returns this value"]
+    assert [help_.bytes_per_device > 0 for help_ in diagnostic.helps] == [True]
 
 
 @pytest.mark.parametrize("nearest", [True, False])

@@ -81,10 +81,7 @@ _ab = lambda d: [d.infos[s] for s in ("a", "b") if s in d.infos]
 
 def _branch() -> Body:
     """A branch; the first decides the shapes of all."""
-
-    def results(d: Draw) -> list[Info]:
-        return [_rounded(d["a"]), replace(_rounded(d["b"]), shape=d["b"].shape[1:])]
-
+    results = lambda d: [_rounded(d["a"]), replace(_rounded(d["b"]), shape=d["b"].shape[1:])]
     return Body(_ab, results, returns=lambda d: "{0}, {1}")
 
 

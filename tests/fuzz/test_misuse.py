@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import sbp
 from sbp import _jax, cli, signatures
@@ -19,7 +18,7 @@ from sbp.errors import bytes_text
 from tests.fuzz.misuse import Use, judge, misuses
 from tests.slices import sliced
 
-MESH = AbstractMesh((2, 4), ("data", "model"))
+MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 X = jnp.ones((8, 4))
 SHAPE = jax.ShapeDtypeStruct((8, 4), jnp.float32)
 TYPE = sbp.NdSbp({"data": sbp.S(0), "model": sbp.B})
@@ -79,7 +78,7 @@ HARDWARE: dict[str, Any] = {
 JIT_OPTIONS: tuple[dict[str, Any], ...] = (
     {"in_types": ("data:S(0)",)},
     {"in_types": (TYPE,), "out_types": TYPE},
-    {"out_types": PartitionSpec("data")},
+    {"out_types": jax.P("data")},
     {"in_types": {"x*/": "data:S(0)"}},
     {"in_types": (lambda path, leaf: "data:S(0)",), "out_types": sbp.fully_sharded("data")},
     {"boxing": "reduce"},
@@ -97,10 +96,7 @@ _jitted = lambda *args, **options: sbp.jit(*args, **options).plan(SHAPE)
 def _pinned(function: Any) -> Any:
     """A call of an annotation inside of `sbp.jit`."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return sbp.jit(lambda x: function(x, *args, **kwargs), MESH).plan(SHAPE)
-
-    return call
+    return lambda *args, **kwargs: sbp.jit(lambda x: function(x, *args, **kwargs), MESH).plan(SHAPE)
 
 
 def _policy(*args: Any, **kwargs: Any) -> None:
@@ -148,12 +144,14 @@ def _main(*args: Any, **kwargs: Any) -> None:
 _sharded = lambda x: jax.lax.psum(x, "data")
 
 
-CHECKED = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+CHECKED = jax.sharding.AbstractMesh(
+    (2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+)
 
 
 def users_sharded(x: Any) -> Any:
     """A program of the user's with a `shard_map`."""
-    whole, split = PartitionSpec(), PartitionSpec("data")
+    whole, split = jax.P(), jax.P("data")
     return jax.shard_map(_sharded, mesh=CHECKED, in_specs=split, out_specs=whole)(x)
 
 
@@ -198,7 +196,7 @@ def uses() -> tuple[Use, ...]:
     return (
         # annotations
         Use("annotate(type)", sbp.annotate, (X, "data:S(0)")),
-        Use("annotate(spec)", sbp.annotate, (X, PartitionSpec("data"))),
+        Use("annotate(spec)", sbp.annotate, (X, jax.P("data"))),
         Use("annotate(atoms)", sbp.annotate, (X,), {"data": sbp.S(0), "model": sbp.B}),
         Use(
             "annotate(options)",
@@ -290,8 +288,8 @@ def uses() -> tuple[Use, ...]:
             _jitted,
             (users_body, MESH),
             {
-                "in_shardings": (NamedSharding(MESH, PartitionSpec("data")),),
-                "out_shardings": PartitionSpec("data"),
+                "in_shardings": (jax.NamedSharding(MESH, jax.P("data")),),
+                "out_shardings": jax.P("data"),
             },
         ),
         Use(
@@ -357,11 +355,8 @@ def _own_folder_and_whole_tracebacks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("use", uses(), ids=lambda use: use.name)
 def test_wrong_uses_are_refused(use: Use):
-    wrong = []
-    for misuse in sliced(misuses(use), 1 / 6):
-        outcome = judge(misuse)
-        if outcome.failed:
-            wrong.append(f"{misuse}: {outcome.verdict}\n{outcome.detail}")
+    judged = [(misuse, judge(misuse)) for misuse in sliced(misuses(use), 1 / 6)]
+    wrong = [f"{m}: {found.verdict}\n{found.detail}" for m, found in judged if found.failed]
     assert not wrong, f"{len(wrong)} of {use.name}\n" + "\n".join(wrong[:3])
 
 

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
 from sbp.infer.accumulation import Reduction, chosen_sums, holds, rounding_casts
@@ -33,8 +32,7 @@ def chosen(program) -> str:
     return "".join(str(k) for k, value in enumerate(products) if value in found)
 
 
-def wide(x):
-    return sbp.annotate(x, "B", reduce_dtype=jnp.float32)
+wide = lambda x: sbp.annotate(x, "B", reduce_dtype=jnp.float32)
 
 
 def barrier(x, w):
@@ -171,7 +169,7 @@ def test_annotations_override_the_program_and_the_widest_wins():
 # ---- all-reduces that a compiler runs as one ----------------------------------------------------
 
 
-MESH = AbstractMesh((16,), ("d",))
+MESH = jax.sharding.AbstractMesh((16,), ("d",))
 WIDTHS = (64, 96, 32, 48)
 
 
@@ -194,11 +192,11 @@ def again(weights, x):
 
 def planned(fn, hardware="tpu-v5e", widths=WIDTHS):
     weights = [f32(*pair) for pair in itertools.pairwise(widths)]
-    replicated = [PartitionSpec()] * len(weights)
+    replicated = [jax.P()] * len(weights)
     return sbp.jit(
         fn,
         MESH,
-        in_types=(replicated, PartitionSpec("d")),
+        in_types=(replicated, jax.P("d")),
         out_types=replicated,
         boxing="reduce",
         hardware=hardware,
@@ -254,9 +252,9 @@ def test_the_plan_costs_what_its_steps_cost(typed):
     """Also where a gradient is gathered: that is no all-reduce of padded parts."""
     f = sbp.jit(
         biased,
-        AbstractMesh((8,), ("d",)),
-        in_types=(PartitionSpec(None, "d"), PartitionSpec("d"), PartitionSpec()) if typed else None,
-        out_types=(PartitionSpec(None, "d"), PartitionSpec()),
+        jax.sharding.AbstractMesh((8,), ("d",)),
+        in_types=(jax.P(None, "d"), jax.P("d"), jax.P()) if typed else None,
+        out_types=(jax.P(None, "d"), jax.P()),
         hardware="tpu-v5e",
     )
     program = f.plan(f32(1024, 4096), f32(4096), f32(4096, 1024)).program
@@ -266,6 +264,6 @@ def test_the_plan_costs_what_its_steps_cost(typed):
 def test_a_conversion_runs_the_steps_that_it_costs():
     """A gradient that two products read in types of their own, on two mesh axes. The cheapest way
     from one type to the other pads the parts and adds them up."""
-    f = sbp.jit(again, AbstractMesh((4, 8), ("a", "b")), hardware="tpu-v5e")
+    f = sbp.jit(again, jax.sharding.AbstractMesh((4, 8), ("a", "b")), hardware="tpu-v5e")
     program = f.plan([f32(1024, 4096), f32(4096, 2048), f32(2048, 1000)], f32(16384, 1024)).program
     assert program.cost.seconds == pytest.approx(Schedule(program).seconds, rel=2e-3)

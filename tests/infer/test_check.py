@@ -9,11 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import sbp
-from sbp.errors import SbpError
 from sbp.infer import request as requests
 from sbp.infer.check import Checker, check
 from sbp.infer.choose import choose
@@ -22,7 +20,7 @@ from sbp.infer.flow import Edge, End, Flow, flow_of
 from sbp.infer.request import Demand, Request
 from sbp.infer.rows import NdRow
 from sbp.infer.space import from_type
-from sbp.infer.typing import certify
+from sbp.infer.typing import Typing, certify
 from sbp.limits import Policy
 from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.plan.ir import Apply, Block, Box, Loop, lower
@@ -52,6 +50,14 @@ def traced(fn, args, mesh, in_types=None, out_types=None, boxing: Policy = "auto
         inputs=codes(in_types, len(graph.inputs)), outputs=codes(out_types, len(graph.outputs))
     )
     return Request(graph=graph, mesh=spec, demand=demand, boxing=boxing)
+
+
+def certified(request: Request) -> Typing:
+    """The typing that is chosen, which has its certificate."""
+    found = choose(request)
+    assert found is not None
+    certify(found)
+    return found
 
 
 # ---- the verdicts agree -------------------------------------------------------------------------
@@ -259,10 +265,7 @@ def scanned(x, w):
 @pytest.fixture(scope="module")
 def typing():
     args = [shape(16, 16), shape(3, 16, 16)]
-    found = choose(traced(scanned, args, MESHES["8"], [None, "B"], boxing="reduce"))
-    assert found is not None
-    certify(found)
-    return found
+    return certified(traced(scanned, args, MESHES["8"], [None, "B"], boxing="reduce"))
 
 
 def first(typing, op):
@@ -317,8 +320,7 @@ def test_certify_looks_at_all_axes_together():
     request = traced(
         lambda x: jnp.tanh(x), [shape(8, 8)], MESHES["2x4"], ["x:B y:S(1)"], boxing="explicit"
     )
-    typing = choose(request)
-    assert typing is not None
+    typing = certified(request)
     (node,) = request.graph.nodes
     wrong = dataclasses.replace(
         typing,
@@ -393,9 +395,7 @@ def judged(request: Request) -> float:
         seconds of the typing.
       SbpInternalError: by the certificate and the verifier.
     """
-    typing = choose(request)
-    assert typing is not None
-    certify(typing)
+    typing = certified(request)
     block = lower(typing)
     verify(block)
     for output, entered in request.demand.tied:
@@ -579,7 +579,7 @@ X = jax.ShapeDtypeStruct((8, 16), jnp.float32)
 
 def constrained(sharding, **options):
     """A value with a sharding, times 2: the plan's type of the pinned value."""
-    fn = lambda x: lax.with_sharding_constraint(x + 1, sharding) * 2
+    fn = lambda x: jax.lax.with_sharding_constraint(x + 1, sharding) * 2
     plan = sbp.jit(fn, MESH, **options).plan(X)
     (node,) = [n for n in plan.program.graph.walk() if n.op == "sbp_annotate"]
     return plan, plan.program.typing.type_of(node.outputs[0])
@@ -692,9 +692,9 @@ def test_a_sharding_that_the_mesh_cannot_have_is_an_error_at_its_line(sharding, 
     if isinstance(mesh, AbstractMesh):
         mesh = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=auto)
         sharding = NamedSharding(mesh, sharding.spec)
-    report = sbp.jit(lambda x: lax.with_sharding_constraint(x, sharding), MESH).check(X)
+    report = sbp.jit(lambda x: jax.lax.with_sharding_constraint(x, sharding), MESH).check(X)
     (found,) = report.diagnostics
     assert found.code == code and says in found.title
     assert found.primary is not None and found.primary.span.file == __file__
-    with pytest.raises(SbpError, match=code):
+    with pytest.raises(sbp.SbpError, match=code):
         constrained(sharding)

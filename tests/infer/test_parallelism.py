@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import sbp
-from tests.cases import shape
+from tests.cases import descent, shape
 
 SMALL = 1024
 """Bytes below which a collective is one of scalars."""
@@ -36,8 +36,7 @@ def collectives(plan) -> Counter:
     return found
 
 
-def mlp_params(d_model, d_ff):
-    return {"w1": shape(d_model, d_ff), "w2": shape(d_ff, d_model)}
+mlp_params = lambda d_model, d_ff: {"w1": shape(d_model, d_ff), "w2": shape(d_ff, d_model)}
 
 
 def sgd(loss):
@@ -114,10 +113,7 @@ def test_fully_sharded_when_memory_is_short():
 def test_a_small_step_takes_less_memory():
     """Prices of memory between the powers of ten have the plan that fits."""
 
-    def step(p, x, y):
-        loss = lambda p: ((jnp.tanh(x @ p["w1"]) @ p["w2"] - y) ** 2).mean()
-        return jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(loss)(p))
-
+    step = descent(lambda p, x, y: ((jnp.tanh(x @ p["w1"]) @ p["w2"] - y) ** 2).mean())
     mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
     types = ({"w1": "model:S(1)", "w2": "model:S(0)"}, "data:S(0)", "data:S(0)")
     limit = 2.2 * 2**20

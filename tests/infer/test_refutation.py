@@ -8,9 +8,7 @@ import pytest
 
 import sbp
 
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
+f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def columns_twice(x, w_in, w_out):

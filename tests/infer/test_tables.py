@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh
 
 import sbp
 from benchmarks.gshard.figure8 import FIGURE8_BANDS, figure8, figure8_ratios
@@ -144,7 +143,9 @@ def test_the_plan_is_the_same_bytes_every_time():
 
 def test_equal_operators_share_rows_and_others_do_not():
     program = lambda x, w: (x @ w, (x + 1.0) @ (w + 1.0), jnp.tanh(x @ w), x * w)
-    request = request_of(program, [shape(16, 16)] * 2, AbstractMesh((4,), ("x",)), [None, None])
+    request = request_of(
+        program, [shape(16, 16)] * 2, jax.sharding.AbstractMesh((4,), ("x",)), [None, None]
+    )
     graph, fresh = request.graph, lambda: RowTable(request.mesh)
     first, second, *_ = [n for n in graph.nodes if n.op == "dot_general"]
     (mul,), table = [n for n in graph.nodes if n.op == "mul"], fresh()

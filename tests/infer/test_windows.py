@@ -5,16 +5,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.infer import choose as choosing, request as requests, space as spaces
-from sbp.infer.choose import choose
 from sbp.infer.space import TypeSpace
-from sbp.infer.typing import certify
 from sbp.machine.mesh import mesh_spec
 from sbp.report.timeline import Schedule
-from tests.infer.test_check import shape, traced
+from tests.infer.test_check import certified, shape, traced
 from tests.same import assert_same_results
 
 
@@ -42,20 +39,13 @@ def jointly(monkeypatch, axes):
 @pytest.mark.parametrize("boxing", ["auto", "reduce"])
 @pytest.mark.parametrize("pinned", ["B", "a:S(0) b:S(0)", "b:S(1) d:S(0)"])
 def test_four_axes_are_near_the_joint_choice(monkeypatch, pinned, boxing):
-    mesh = AbstractMesh((2, 2, 2, 2), tuple("abcd"))
+    mesh = jax.sharding.AbstractMesh((2, 2, 2, 2), tuple("abcd"))
 
-    def chosen():
-        w, x = arguments()
-        request = traced(step, (w, x), mesh, [None, None, pinned], boxing=boxing)
-        found = choose(request)
-        assert found is not None
-        certify(found)
-        return found
-
-    windows = chosen()
+    request = lambda: traced(step, arguments(), mesh, [None, None, pinned], boxing=boxing)
+    windows = certified(request())
     assert windows.lower_bound == 0
     jointly(monkeypatch, 4)
-    assert windows.seconds <= 1.05 * chosen().seconds
+    assert windows.seconds <= 1.05 * certified(request()).seconds
 
 
 @pytest.mark.parametrize("axes", [1, 2])
@@ -70,18 +60,19 @@ def test_values_of_types_that_are_chosen_in_windows(monkeypatch, rows, axes):
 
 
 def test_three_axes_that_are_too_large_together(monkeypatch):
-    mesh = AbstractMesh((2, 2, 2), tuple("abc"))
-    joint = choose(traced(step, arguments(), mesh))
+    mesh = jax.sharding.AbstractMesh((2, 2, 2), tuple("abc"))
+    joint = certified(traced(step, arguments(), mesh))
     monkeypatch.setattr(choosing, "JOINT_ENTRIES", 0)
-    windows = choose(traced(step, arguments(), mesh))
-    assert joint is not None and windows is not None
+    windows = certified(traced(step, arguments(), mesh))
     assert 0 == windows.lower_bound < joint.seconds <= windows.seconds <= 1.05 * joint.seconds
 
 
 def test_five_axes_are_used():
     def planned(*sizes):
         names = ("data", "fsdp", "tensor", "expert", "sequence")[: len(sizes)]
-        f = sbp.jit(step, AbstractMesh(sizes, names), in_types=(None, "data:S(0) fsdp:S(0)"))
+        f = sbp.jit(
+            step, jax.sharding.AbstractMesh(sizes, names), in_types=(None, "data:S(0) fsdp:S(0)")
+        )
         return f.plan(*arguments(4096, 1024)).program
 
     five = planned(4, 4, 2, 2, 2)
@@ -90,11 +81,8 @@ def test_five_axes_are_used():
 
 
 def test_both_searches_of_conversions_find_the_same_seconds(monkeypatch):
-    def seconds():
-        space = TypeSpace((64, 16, 4), 4, mesh_spec(mesh), frozenset({"sum", "max"}))
-        return space.seconds()
-
-    mesh = AbstractMesh((2, 2, 2), tuple("abc"))
+    mesh = mesh_spec(jax.sharding.AbstractMesh((2, 2, 2), tuple("abc")))
+    seconds = lambda: TypeSpace((64, 16, 4), 4, mesh, frozenset({"sum", "max"})).seconds()
     found = seconds()
     monkeypatch.setattr(spaces, "LARGE", 0)
     np.testing.assert_allclose(seconds(), found, rtol=1e-12)
@@ -106,7 +94,7 @@ def test_both_searches_of_conversions_find_the_same_seconds(monkeypatch):
 @pytest.mark.parametrize("boxing", ["auto", "reduce"])
 def test_the_modelled_time_is_that_of_the_plan(boxing):
     """A gradient is read whole and split: it is reduced once, whatever the policy."""
-    mesh = AbstractMesh((2, 4), ("data", "model"))
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
     pinned = ({"up": "model:S(1)", "down": "model:S(0)"}, "data:S(0)")
     program = sbp.jit(step, mesh, in_types=pinned, boxing=boxing).plan(*arguments()).program
     assert Schedule(program).seconds == pytest.approx(program.cost.seconds, rel=1e-6)

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 import sbp
 from sbp._jax import ENDS_ON_AXIS_NAMES
@@ -625,7 +624,7 @@ class Chip:
 def sliced(shape, names, slices):
     """A mesh of chips with these indices of slices."""
     chips = [Chip(n, k) for n, k in enumerate(np.ravel(slices))]
-    return mesh_spec(Mesh(np.array(chips, object).reshape(shape), names))
+    return mesh_spec(jax.sharding.Mesh(np.array(chips, object).reshape(shape), names))
 
 
 def test_an_axis_across_slices_has_the_network_between_them():
@@ -646,7 +645,9 @@ def test_an_axis_across_slices_has_the_network_between_them():
 
 def test_the_report_says_how_many_slices_there_are():
     chips = np.array([Chip(n, n // 2) for n in range(4)], object)
-    plan = sbp.jit(jnp.sin, Mesh(chips, ("d",))).plan(jax.ShapeDtypeStruct((8,), "float32"))
+    plan = sbp.jit(jnp.sin, jax.sharding.Mesh(chips, ("d",))).plan(
+        jax.ShapeDtypeStruct((8,), "float32")
+    )
     assert "on mesh d=4: 4 devices in 2 slices, hardware tpu-v5e" in plan.report().text()
 
 

@@ -68,13 +68,12 @@ def log_scorer(logits, length):
     return logs
 
 
-def norm(length, alpha):
-    return ((5.0 + length) ** alpha) / ((5.0 + 1.0) ** alpha)
+norm = lambda length, alpha: ((5.0 + length) ** alpha) / ((5.0 + 1.0) ** alpha)
 
 
 def numpy_beam(logs, source, length, beam, alpha):
     """The search as its docstring says it, with lists."""
-    running, closed = [((), 0.0)], []
+    running, closed = [(tuple[int, ...](), 0.0)], []
     for _ in range(length):
         longer = [
             ((*said, token), total + p)
@@ -83,17 +82,13 @@ def numpy_beam(logs, source, length, beam, alpha):
             if p > -np.inf
         ]
         best = sorted(longer, key=lambda h: -h[1])[:beam]
-        running = []
-        for said, total in best:
-            if said[-1] == EOS or len(said) == length:
-                closed.append((said, total / norm(len(said), alpha)))
-            else:
-                running.append((said, total))
+        running = [h for h in best if h[0][-1] != EOS and len(h[0]) < length]
+        ended = [h for h in best if h not in running]
+        closed += [(ids, total / norm(len(ids), alpha)) for ids, total in ended]
     return sorted(closed, key=lambda h: -h[1])[:beam]
 
 
-def on_one_device(search):
-    return jax.jit(search, compiler_options=QUICK)
+on_one_device = lambda search: jax.jit(search, compiler_options=QUICK)
 
 
 def assert_same_hypotheses(found, want):
@@ -194,13 +189,14 @@ def test_a_beam_that_keeps_all_finds_the_best_of_all_texts():
     cfg = dataclasses.replace(MODEL, groups=1, target_vocab=6, target_length=3)
     params, source = weights(cfg, seed=1), random_batch(cfg).source
     logs = scorer(cfg, params)
-    words, every = [t for t in range(6) if t not in (PAD, BOS)], []
-    for length in (1, 2, 3):
-        for ids in itertools.product(words, repeat=length):
-            if EOS in ids[:-1] or (length < 3 and ids[-1] != EOS):
-                continue  # it goes on behind EOS, or stops without
-            total = sum(logs(source[0, 0], ids[:i])[ids[i]] for i in range(length))
-            every.append((ids, total / norm(length, 0.8)))
+    words = [t for t in range(6) if t not in (PAD, BOS)]
+    total = lambda ids: sum(logs(source[0, 0], ids[:i])[ids[i]] for i in range(len(ids)))
+    every = [
+        (ids, total(ids) / norm(length, 0.8))
+        for length in (1, 2, 3)
+        for ids in itertools.product(words, repeat=length)
+        if EOS not in ids[:-1] and (length == 3 or ids[-1] == EOS)  # it ends with EOS, or is full
+    ]
     assert len(every) == 1 + 3 + 9 * 4
     every.sort(key=lambda h: -h[1])
     found = on_one_device(BeamSearch(cfg=cfg, beam=36))(params, source)
@@ -241,12 +237,10 @@ DECODER = dataclasses.replace(
 
 def turned(head, place, base=10_000.0):
     """A head's numbers as complex ones, i and i + D / 2 together, times exp(i * angle)."""
-    half = len(head) // 2
-    out = np.zeros(len(head))
-    for i in range(half):
-        z = complex(head[i], head[half + i]) * np.exp(1j * place * base ** (-2 * i / len(head)))
-        out[i], out[half + i] = z.real, z.imag
-    return out
+    real, imaginary = np.split(head, 2)
+    angles = place * base ** (-2 * np.arange(len(real)) / len(head))
+    z = (real + 1j * imaginary) * np.exp(1j * angles)
+    return np.concatenate([z.real, z.imag])
 
 
 def attended(p, rows):
@@ -262,8 +256,7 @@ def attended(p, rows):
     return out
 
 
-def normed(rows, scale):
-    return rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-6) * scale
+normed = lambda rows, scale: rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-6) * scale
 
 
 def written_out(params, ids):
@@ -293,10 +286,7 @@ def params():
 def logits_of_row(params):
     """Logits of the targets of one row, compiled once."""
     alone = dataclasses.replace(DECODER, groups=1, sequences_per_group=1)
-
-    def run(source, target):
-        return continue_prefix(params, Batch(source, target, target), alone)[0][0]
-
+    run = lambda source, target: continue_prefix(params, Batch(source, target, target), alone)[0][0]
     return jax.jit(run, compiler_options=QUICK)
 
 

@@ -146,10 +146,7 @@ def test_swiglu_and_shared_experts(dispatch, activation, shared):
         want = loop_layer(cfg, p, x, mask, 3 if dispatch != "sort" else S)
         np.testing.assert_allclose(y, want, atol=1e-12)
         probe = np.random.default_rng(2).standard_normal(x.shape)
-
-        def value(p):
-            return jnp.sum(layer(cfg, p, x, mask)[0] * probe)
-
+        value = lambda p: jnp.sum(layer(cfg, p, x, mask)[0] * probe)
         slopes = jax.grad(value)(jax.tree.map(jnp.asarray, p))
         for name in p:
             way = np.random.default_rng(3).standard_normal(p[name].shape)
@@ -215,8 +212,7 @@ def training(cfg, sharding):
 def alone(cfg):
     """The same on one device: arguments and results."""
     x, mask = tokens()
-    target = np.random.default_rng(9).standard_normal(x.shape)
-    args = weights(cfg), x, mask, target
+    args = weights(cfg), x, mask, np.random.default_rng(9).standard_normal(x.shape)
     return args, jax.device_get(jax.jit(training(cfg, PLAIN))(*args))
 
 

@@ -272,10 +272,7 @@ def test_operations_are_those_that_xla_counts():
         MODEL, experts=0, model_dim=64, ffn_dim=256, expert_dim=128, dropout=0.0, remat=False
     )
     params, batch = init_params(jax.random.key(0), model), random_batch(model, 0)
-
-    def loss(params):
-        return loss_fn(params, batch, model)[0]
-
+    loss = lambda params: loss_fn(params, batch, model)[0]
     forward = jax.jit(loss, compiler_options=QUICK).lower(params).compile().cost_analysis()
     both = jax.jit(jax.grad(loss), compiler_options=QUICK).lower(params).compile().cost_analysis()
     assert forward is not None and both is not None

@@ -29,9 +29,7 @@ def test_all_are_killed_when_the_time_is_over():
 
 
 def test_a_test_passes_where_it_passes_in_all_processes(tmp_path):
-    def case(name: str, inside: str = "") -> str:
-        return f'<testcase classname="m" name="{name}">{inside}</testcase>'
-
+    case = lambda name, inside="": f'<testcase classname="m" name="{name}">{inside}</testcase>'
     first, second = tmp_path / "0.xml", tmp_path / "1.xml"
     everywhere = case("good") + case("skip", "<skipped/>")
     first.write_text(f"<r>{everywhere}{case('bad')}{case('late')}</r>")

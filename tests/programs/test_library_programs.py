@@ -169,10 +169,7 @@ def lora() -> Program:
     optimizer = optax.multi_transform(
         {"frozen": optax.set_to_zero(), "trained": optax.sgd(0.1)}, labels
     )
-
-    def loss(params: Any, x: Any, y: Any) -> Any:
-        return jnp.mean((x @ params["w"] + x @ params["a"] @ params["b"] - y) ** 2)
-
+    loss = lambda params, x, y: jnp.mean((x @ params["w"] + x @ params["a"] @ params["b"] - y) ** 2)
     return program(loss, params, (X, Y), optimizer)
 
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 
 import sbp
 from benchmarks.hlo.traffic import collectives
@@ -89,10 +88,7 @@ def test_the_chain_reduces_once_after_w():
 
 def test_a_sum_of_partials_is_reduced_once():
     """Parallel branches: P + P stays P, whatever the order of the Python additions."""
-
-    def block(x, a, b):
-        return x + (x @ a["in"]) @ a["out"] + (x @ b["in"]) @ b["out"]
-
+    block = lambda x, a, b: x + (x @ a["in"]) @ a["out"] + (x @ b["in"]) @ b["out"]
     layer = {"in": "x:S(1)", "out": "x:S(0)"}
     f = sbp.jit(block, sbp.make_mesh((8,), ("x",)), in_types=("B", layer, layer), out_types="B")
     shapes = {
@@ -156,10 +152,7 @@ HALOS = {
 def test_the_plan_counts_what_two_halos_send(case, dims):
     fn, shape = HALOS[case]
     mesh = sbp.make_mesh((2, 4), ("x", "y"))
-
-    def split(v):
-        return sbp.annotate(v, x=sbp.S(dims[0]), y=sbp.S(dims[1]))
-
+    split = lambda v: sbp.annotate(v, x=sbp.S(dims[0]), y=sbp.S(dims[1]))
     f = sbp.jit(lambda x: split(fn(split(x))), mesh, hardware=SENDS_FREELY)
     x = normal(*shape)
     plan = f.plan(x)
@@ -274,10 +267,7 @@ def test_a_split_vocabulary_moves_little(name, shape):
     the rows would."""
     fn, scalars = PROGRAMS[name]
     names = ("x", "y")[: len(shape)]
-
-    def split(x, y):
-        return fn(sbp.annotate(x, **{names[-1]: sbp.S(1)}), y)
-
+    split = lambda x, y: fn(sbp.annotate(x, **{names[-1]: sbp.S(1)}), y)
     f = sbp.jit(split, sbp.make_mesh(shape, names), in_types=(None, "B"), hardware="tpu-v5e")
     plan = f.plan(LOGITS, LABELS)
     n = shape[-1]
@@ -434,9 +424,7 @@ def test_a_plan_says_what_its_sums_send():
             **options,
         ).plan(aval, aval)
 
-    def sent(plan):
-        return [(s.kind, s.mesh_axes, s.runs) for s in sends(plan.program)]
-
+    sent = lambda plan: [(s.kind, s.mesh_axes, s.runs) for s in sends(plan.program)]
     staged = plan("d:S(0)")
     assert sent(staged) == [("reduce_scatter", ("d",), 2)]
     assert "reduce_scatter[d; in stages of 4 and 4]" in str(staged)
@@ -460,8 +448,7 @@ def parts(fn=lambda x: jnp.sin(x) + X, shape=(2, 4), **options):
 
 
 def test_a_program_that_is_traced_twice_is_one():
-    def fn(x):
-        return jnp.sin(x) + X.copy()
+    fn = lambda x: jnp.sin(x) + X.copy()
 
     def again(x):
         "On other lines."
@@ -500,7 +487,7 @@ def test_elements_are_compared_with_dtype_and_shape():
 def test_one_process_waits_for_none():
     mesh = sbp.make_mesh((8,), ("data",))
     assert processes_of(mesh) == (0,)
-    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    sharding = jax.NamedSharding(mesh, jax.P("data"))
     assert place_array(X, sharding).sharding == sharding
     assert sbp.jit(jnp.sin, mesh).plan(X)._joint is None
     assert jax.process_count() == 1

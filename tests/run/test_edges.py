@@ -32,10 +32,7 @@ def test_a_partial_value_times_an_infinity():
     line, x, y = sbp.make_mesh((8,), ("x",)), np.ones((2, 16), np.float32), np.ones((16, 2))
     x[:, ::3] = -2.5
     by = np.array([np.inf, 3], np.float32)
-
-    def product(x, y):
-        return sbp.split(x, 1, "x") @ sbp.split(y, 0, "x")
-
+    product = lambda x, y: sbp.split(x, 1, "x") @ sbp.split(y, 0, "x")
     want = (x @ y) * by
     early = sbp.jit(lambda x, y, by: sbp.replicate(product(x, y)) * by, line)(x, y, by)
     np.testing.assert_array_equal(early, want)
@@ -48,10 +45,7 @@ def test_a_partial_value_times_an_infinity():
 @pytest.mark.parametrize("transform", ["fft", "rfft", "fft2"])
 def test_a_transform_that_is_read_by_columns(shape, transform):
     """XLA for CPU refuses a transform whose result lies column by column."""
-
-    def f(x):
-        return sbp.split(jnp.abs(getattr(jnp.fft, transform)(x)), len(shape) - 1, "x")
-
+    f = lambda x: sbp.split(jnp.abs(getattr(jnp.fft, transform)(x)), len(shape) - 1, "x")
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     np.testing.assert_allclose(
         sbp.jit(f, sbp.make_mesh((8,), ("x",)))(x), f(x), rtol=1e-4, atol=1e-3
@@ -383,10 +377,7 @@ def test_a_device_assignment_places_each_slice_on_its_device(order):
 def test_annotations_keep_shape_and_value():
     """S2: every placement of a tensor on a 2 x 4 mesh, partial ones included."""
     places = [sbp.S(0), sbp.S(1), sbp.S(2), sbp.B, sbp.P]
-
-    def every(x):
-        return [sbp.annotate(x, x=a, y=b) for a in places for b in places]
-
+    every = lambda x: [sbp.annotate(x, x=a, y=b) for a in places for b in places]
     found = sbp.jit(every, sbp.make_mesh((2, 4), ("x", "y")), in_types=("B",), out_types="B")(CUBE)
     assert len(found) == 25
     for one in found:

@@ -20,8 +20,7 @@ from tests.same import assert_close, assert_same_results
 BF16 = jnp.bfloat16
 
 
-def mesh():
-    return jax.make_mesh((4,), ("d",), devices=jax.devices()[:4])
+mesh = lambda: jax.make_mesh((4,), ("d",), devices=jax.devices()[:4])
 
 
 def on_tpu(fn, in_types):
@@ -36,8 +35,7 @@ def same(fn, in_types, *args):
     assert_same_results(expected, got, rtol=2e-2, atol=1e-6)
 
 
-def lowered(plan):
-    return plan.lower().as_text()
+lowered = lambda plan: plan.lower().as_text()
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -101,9 +99,7 @@ SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 3.4e38, 1e-40, 1 + 2**-8, 1 + 3 *
 
 def test_a_cast_of_slices_stays_in_the_loop_and_gives_the_same_bits():
     def fn(xs):
-        def turn(c, x):
-            return c, lax.bitcast_convert_type(x.astype(BF16), jnp.uint16)
-
+        turn = lambda c, x: (c, lax.bitcast_convert_type(x.astype(BF16), jnp.uint16))
         return lax.scan(turn, 0, xs)[1]
 
     rng = np.random.default_rng(1)
@@ -118,48 +114,42 @@ def test_a_cast_of_slices_stays_in_the_loop_and_gives_the_same_bits():
 
 
 def loop_with(cast_of):
-    def fn(w, x):
-        return lax.scan(lambda c, w: (jnp.tanh(cast_of(c, w)), None), x, w)[0]
-
-    return fn
+    return lambda w, x: lax.scan(lambda c, w: (jnp.tanh(cast_of(c, w)), None), x, w)[0]
 
 
 W = jax.ShapeDtypeStruct((3, 8, 8), "float32")
 X = jax.ShapeDtypeStruct((8, 8), BF16)
 
 
+CAST = loop_with(lambda c, w: c @ w.astype(BF16))
+
+
 @pytest.mark.parametrize(
-    ("cast_of", "kept"),
+    ("fn", "kept"),
     [
-        (lambda c, w: c @ w.astype(BF16), True),
-        (lambda c, w: c @ w.T.astype(BF16), True),
-        (lambda c, w: c @ lax.optimization_barrier((c, w))[1].astype(BF16), True),
-        (lambda c, w: c @ (2 * w).astype(BF16), False),
-        (lambda c, w: c @ w.astype(jnp.float16).astype(BF16), False),
-        (lambda c, w: (c.astype(jnp.float32) @ w).astype(BF16), False),
+        (CAST, True),
+        (loop_with(lambda c, w: c @ w.T.astype(BF16)), True),
+        (loop_with(lambda c, w: c @ lax.optimization_barrier((c, w))[1].astype(BF16)), True),
+        (loop_with(lambda c, w: c @ (2 * w).astype(BF16)), False),
+        (loop_with(lambda c, w: c @ w.astype(jnp.float16).astype(BF16)), False),
+        (loop_with(lambda c, w: (c.astype(jnp.float32) @ w).astype(BF16)), False),
+        # A loop in a loop has its casts ahead of both.
+        (lambda w, x: lax.fori_loop(0, 4, lambda _, x: CAST(w, x), x), False),
     ],
 )
-def test_casts_of_slices_as_they_are_are_kept(cast_of, kept):
+def test_casts_of_slices_as_they_are_are_kept(fn, kept):
     with jax.numpy_dtype_promotion("standard"):
-        plan = on_tpu(loop_with(cast_of), (None, "d:S(0)")).plan(W, X)
+        plan = on_tpu(fn, (None, "d:S(0)")).plan(W, X)
     assert ("reduce_precision" in lowered(plan)) == kept
 
 
-def test_a_loop_in_a_loop_has_its_casts_ahead_of_both():
-    inner = loop_with(lambda c, w: c @ w.astype(BF16))
-    plan = on_tpu(lambda w, x: lax.fori_loop(0, 4, lambda _, x: inner(w, x), x), (None, "d:S(0)"))
-    assert "reduce_precision" not in lowered(plan.plan(W, X))
-
-
 def test_of_a_gathered_stack_the_compiler_moves_the_cast_ahead_of_the_gather():
-    inner = loop_with(lambda c, w: c @ w.astype(BF16))
-    plan = on_tpu(lambda w, x: inner(sbp.replicate(w, "d"), x), ("d:S(1)", "d:S(0)")).plan(W, X)
+    plan = on_tpu(lambda w, x: CAST(sbp.replicate(w, "d"), x), ("d:S(1)", "d:S(0)")).plan(W, X)
     assert "all_gather" in lowered(plan) and "reduce_precision" not in lowered(plan)
 
 
 def test_on_other_platforms_a_scan_is_that_of_jax():
-    fn = loop_with(lambda c, w: c @ w.astype(BF16))
-    plan = sbp.jit(fn, mesh(), in_types=(None, "d:S(0)")).plan(W, X)
+    plan = sbp.jit(CAST, mesh(), in_types=(None, "d:S(0)")).plan(W, X)
     assert "reduce_precision" not in lowered(plan)
 
 
@@ -167,8 +157,7 @@ def test_on_other_platforms_a_scan_is_that_of_jax():
 # Tables are looked up before they are cast. The values are those of one device, bit by bit.
 
 
-def looked_up(table, tokens):
-    return table.astype(jnp.bfloat16)[tokens] * 2
+looked_up = lambda table, tokens: table.astype(jnp.bfloat16)[tokens] * 2
 
 
 def looked_up_and_multiplied(table, tokens):
@@ -234,8 +223,7 @@ def exchanged_loss(w, x):
     return (lax.scan(jax.checkpoint(body), sbp.split(x, 0, "d"), w)[0] ** 2).mean()
 
 
-def exchanged_step(w, x):
-    return w - jax.grad(exchanged_loss)(w, x)
+exchanged_step = lambda w, x: w - jax.grad(exchanged_loss)(w, x)
 
 
 def planned_stack(mesh, slots, hardware="tpu-v3"):
@@ -304,8 +292,7 @@ def planned_update(hardware="tpu-v5e", w=(512, 512), product=jnp.matmul, **optio
     return sbp.jit(step, FOUR, hardware=hardware, **types, **options).plan(*avals)
 
 
-def sends(plan):
-    return {p.box.target for p in plan.program.boxes() if p.box.bytes_sent}
+sends = lambda plan: {p.box.target for p in plan.program.boxes() if p.box.bytes_sent}
 
 
 def test_a_reduced_gradient_meets_the_moment():

@@ -23,8 +23,7 @@ MESH = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
 IN_TYPES = ("x:S(1) y:S(1)", "x:S(0) y:S(0)")
 
 
-def product(a, b):
-    return a @ b
+product = lambda a, b: a @ b
 
 
 def plan_of(
@@ -140,10 +139,7 @@ def test_sums_are_those_of_float32():
     a = rng.normal(size=(16, 64)).astype(jnp.bfloat16)
     bs = [rng.normal(size=(64, n)).astype(jnp.bfloat16) for n in (24, 13, 9)]
     outs = ("B", "x:B y:S(1)", "x:S(0) y:B")
-
-    def program(a, *bs):
-        return tuple(sbp.annotate(a @ b, t) for b, t in zip(bs, outs, strict=True))
-
+    program = lambda a, *bs: tuple(sbp.annotate(a @ b, t) for b, t in zip(bs, outs, strict=True))
     types = ("x:S(1) y:S(1)", *("x:S(0) y:S(0)" for _ in bs))
     plan = sbp.jit(program, mesh, types, "B", boxing="reduce", reduce_dtype=jnp.float32).plan(
         a, *bs
@@ -375,10 +371,7 @@ def test_the_report_says_which_sums_are_in_which_precision():
 
 def test_a_help_names_the_choice():
     """A partial value that is pinned so before and after the cast, where nothing may move."""
-
-    def pinned(a: Any, b: Any) -> Any:
-        return sbp.partial(sbp.partial(a @ b, "x").astype(jnp.bfloat16), "x")
-
+    pinned = lambda a, b: sbp.partial(sbp.partial(a @ b, "x").astype(jnp.bfloat16), "x")
     options: dict[str, Any] = {"in_types": ("x:S(1)", "x:S(0)"), "boxing": "explicit"}
     (fault,) = sbp.jit(pinned, EIGHT, **options).check(*SMALL).diagnostics
     assert any("only with reduce_dtype=jnp.bfloat16" in row.remark for row in fault.rows)
@@ -456,10 +449,7 @@ def test_partial_keeps_its_choice():
 
 
 def test_a_partial_output_of_an_annotation_has_its_choice():
-
-    def program(a: Any, b: Any) -> Any:
-        return sbp.annotate(a @ b, "x:P(sum)", reduce_dtype=jnp.float32), (a + 1) @ b
-
+    program = lambda a, b: (sbp.annotate(a @ b, "x:P(sum)", reduce_dtype=jnp.float32), (a + 1) @ b)
     a, b = (whole_numbers(s, 8, 8).astype(BF16) for s in (7, 8))
     first, second = sbp.jit(program, DEVICES, ("x:S(1)", "x:S(0)"), ("x:P(sum)", "x:P(sum)"))(a, b)
     assert first.reduce_dtype == "float32" and second.reduce_dtype is None

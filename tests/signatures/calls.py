@@ -10,15 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 from sbp import _jax
-from sbp.signatures import Op, Row, rule_for
+from sbp.signatures import Op, Row, Rule, rule_for
 
 CLIP, FILL, PROMISE = (
-    lax.GatherScatterMode.CLIP,
-    lax.GatherScatterMode.FILL_OR_DROP,
-    lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+    jax.lax.GatherScatterMode.CLIP,
+    jax.lax.GatherScatterMode.FILL_OR_DROP,
+    jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS,
 )
 
 
@@ -88,9 +87,14 @@ def on(eqn: Equation, n: int) -> Op:
 
 def rows(eqn: Equation, n: int) -> tuple[Row, ...]:
     """The rows of an equation on a mesh axis of n devices."""
-    found = rule_for(eqn.op.name)
+    return tuple(rule_of(eqn.op.name).rows(on(eqn, n)))
+
+
+def rule_of(name: str) -> Rule:
+    """The rule of a primitive that has one."""
+    found = rule_for(name)
     assert found is not None
-    return tuple(found.rows(on(eqn, n)))
+    return found
 
 
 # ---- values -------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from calls import (
     on,
     primitives,
     rows,
+    rule_of,
     skip_where_jax_lacks,
     u,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "on",
     "primitives",
     "rows",
+    "rule_of",
     "samples_compute",
     "samples_move",
     "skip_where_jax_lacks",

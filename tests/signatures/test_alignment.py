@@ -311,9 +311,7 @@ def test_inspected_values_between_reversals_stay():
 
 @pytest.mark.parametrize("length", [16, 13])
 def test_runs_on_split_arrays(length: int):
-    def fn(a: Any, b: Any) -> Any:
-        return gradient(sbp.split(a, 0, "x"), sbp.split(b, 0, "x"), reverse=True)
-
+    fn = lambda a, b: gradient(sbp.split(a, 0, "x"), sbp.split(b, 0, "x"), reverse=True)
     found = sbp.jit(fn, sbp.make_mesh((4,), ("x",)))(*pair(length))
     for got, want in zip(found, fn(*pair(length)), strict=True):
         np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=2e-5, atol=2e-5)
@@ -328,17 +326,14 @@ BF16_GATHER = 7 / 8 * LARGE * LARGE * 2
 """Bytes that a device sends to gather the large weight in bfloat16."""
 
 
-def step(x, w):
-    return jnp.tanh(x @ w.astype(jnp.bfloat16))
+step = lambda x, w: jnp.tanh(x @ w.astype(jnp.bfloat16))
 
 
 def summed(fn, wrapped=lambda body: body):
     """A loop that adds up a function of each slice and the weight."""
 
     def program(w, xs):
-        def body(total, x):
-            return total + jnp.sum(fn(x, w).astype(jnp.float32)), None
-
+        body = lambda total, x: (total + jnp.sum(fn(x, w).astype(jnp.float32)), None)
         return jax.lax.scan(wrapped(body), jnp.float32(0), xs)[0]
 
     return program

@@ -50,9 +50,7 @@ def accepts(call, ins, outs):
 
 
 def as_row(ins, outs):
-    def atom(a):
-        return B if a == "B" else S(a) if isinstance(a, int) else P(a)
-
+    atom = lambda a: B if a == "B" else S(a) if isinstance(a, int) else P(a)
     return Row(tuple(map(atom, ins)), tuple(map(atom, outs)))
 
 
@@ -79,5 +77,8 @@ def test_rows(name: str):
             if {*found} == {"B"} or sides in known or not accepts(call, *sides):
                 continue
             for seed in range(3):
-                wrong = oracle.refute_row(as_row(*sides), n, np.random.default_rng(seed))
-                assert not wrong, (name, call.whole, sides, wrong)
+                assert not oracle.refute_row(as_row(*sides), n, np.random.default_rng(seed)), (
+                    name,
+                    call.whole,
+                    sides,
+                )

@@ -160,19 +160,15 @@ def localised(
       whole: avals of the whole values.
       local: shapes of their parts.
     """
-    changed = dict(params)
+    changed = {k: None if k in ("sharding", "out_sharding") else v for k, v in params.items()}
     for name, value in params.items():
         if not (isinstance(value, tuple) and value and all(isinstance(v, int) for v in value)):
             continue
         for aval, shape in zip(whole, local, strict=True):
             if len(aval.shape) == len(value) and shape != tuple(aval.shape):
-                moved = tuple(
+                changed[name] = tuple(
                     s if v == w else v for v, w, s in zip(value, aval.shape, shape, strict=True)
                 )
-                changed[name] = moved
-    for name in ("sharding", "out_sharding"):
-        if name in changed:
-            changed[name] = None
     return changed
 
 
@@ -196,11 +192,13 @@ class Enumeration:
     compiled: dict[Any, Any] = field(default_factory=dict)
     cache: dict[Any, Any] = field(default_factory=dict)
 
-    def values(self, seed: int) -> tuple[Any, ...]:
-        key = "values", seed
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self.cache:
-            self.cache[key] = self.redraw(self.eqn, seed)
+            self.cache[key] = make()
         return self.cache[key]
+
+    def values(self, seed: int) -> tuple[Any, ...]:
+        return self.once(("values", seed), lambda: self.redraw(self.eqn, seed))
 
     def kernel(self, ins: tuple[tuple[int, ...], ...], outs: tuple[tuple[int, ...], ...]) -> Any:
         """The primitive on parts of some shapes; None where JAX's shape rules refuse them or give
@@ -222,10 +220,7 @@ class Enumeration:
                 localised(op.params, op.ins, ins),
             ]
             for params in variants if (ins, outs) != self.whole() else variants[:1]:
-
-                def run(*args: Any, params: dict[str, Any] = params) -> list[Any]:
-                    return _jax.bind(self.eqn.primitive, args, params)
-
+                run = lambda *args, params=params: _jax.bind(self.eqn.primitive, args, params)
                 specs = [
                     jax.ShapeDtypeStruct(shape, a.dtype)
                     for shape, a in zip(ins, op.ins, strict=True)
@@ -253,18 +248,14 @@ class Enumeration:
         )
 
     def parts(self, position: int, atom: Atom, n: int, seed: int) -> list[Any]:
-        key = position, atom, n, seed
-        if key not in self.cache:
-            value = self.values(seed)[position]
-            rng = np.random.default_rng([seed, position, n])
-            self.cache[key] = [keys_like(p, value) for p in parts(words_of(value), atom, n, rng)]
-        return self.cache[key]
+        value = self.values(seed)[position]
+        rng = lambda: np.random.default_rng([seed, position, n])
+        make = lambda: [keys_like(p, value) for p in parts(words_of(value), atom, n, rng())]
+        return self.once((position, atom, n, seed), make)
 
     def want(self, seed: int) -> list[np.ndarray]:
-        key = "want", seed
-        if key not in self.cache:
-            self.cache[key] = [words_of(x) for x in self.kernel(*self.whole())(*self.values(seed))]
-        return self.cache[key]
+        run = lambda: [words_of(x) for x in self.kernel(*self.whole())(*self.values(seed))]
+        return self.once(("want", seed), run)
 
     def holds(
         self, ins: tuple[Atom, ...], outs_of: Sequence[Sequence[Atom]], n: int

@@ -64,10 +64,7 @@ def test_a_shard_counts_as_jax_does():
 
 def test_dropout_of_a_large_model_is_drawn_where_it_is_used():
     """2**33 elements: split as the activations are, with nothing sent."""
-
-    def step(key, x):
-        return x * jax.random.bernoulli(key, 0.9, x.shape)
-
+    step = lambda key, x: x * jax.random.bernoulli(key, 0.9, x.shape)
     mesh = jax.sharding.AbstractMesh((2048,), ("d",))
     x = jax.ShapeDtypeStruct((2048, 2**12, 2**10), np.float32)
     key = jax.eval_shape(lambda: jax.random.key(0))

@@ -15,7 +15,6 @@ from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 
 import sbp
 from sbp import _jax
-from sbp.errors import SbpError
 from sbp.signatures import Op, Row, register, registered, rule_for, unregister
 from sbp.signatures.custom import custom_for, draw, parse_row
 from sbp.types import B, P, S
@@ -33,8 +32,7 @@ _jax.ad.deflinear(triple_p, lambda g: [triple_p.bind(g)])
 TRIPLE = ["S(0) -> S(0)", "S(1) -> S(1)", "P(sum) -> P(sum)"]
 
 
-def triple(x):
-    return triple_p.bind(x)
+triple = lambda x: triple_p.bind(x)
 
 
 def matmul_call(x, w):
@@ -204,7 +202,7 @@ def test_large_operands_are_checked_on_samples(mesh):
     large = jax.ShapeDtypeStruct((512, 512), jnp.float32)
     small = jax.ShapeDtypeStruct((5, 7), jnp.float32)
     with registered(triple_p, TRIPLE):
-        with pytest.raises(SbpError, match=r"too large to check it on; give samples="):
+        with pytest.raises(sbp.SbpError, match=r"too large to check it on; give samples="):
             sbp.jit(triple, mesh).plan(large)
     with registered(
         triple_p,
@@ -213,10 +211,10 @@ def test_large_operands_are_checked_on_samples(mesh):
     ):
         assert sbp.jit(triple, mesh).plan(large)
     with registered(triple_p, [*TRIPLE, "P(max) -> P(min)"], samples=[(triple, (small,))]):
-        with pytest.raises(SbpError, match=r"P\(max\) -> P\(min\)` does not hold"):
+        with pytest.raises(sbp.SbpError, match=r"P\(max\) -> P\(min\)` does not hold"):
             sbp.jit(triple, mesh).plan(large)
     with registered(triple_p, TRIPLE, samples=[(jnp.sin, (small,))]):
-        with pytest.raises(SbpError, match="sample 0 does not call it"):
+        with pytest.raises(sbp.SbpError, match="sample 0 does not call it"):
             sbp.jit(triple, mesh).plan(large)
 
 
@@ -251,9 +249,9 @@ def test_the_counterexample_is_shown(mesh):
     cube = kernel_of("cube", lambda x: x**3)
     with registered("pallas_call:cube", ["S(0) -> S(0)", "P -> P"], local=lambda ctx, x: cube(x)):
         f = sbp.jit(cube, mesh)
-        with pytest.raises(SbpError, match=r"^wrong-signature: ") as first:
+        with pytest.raises(sbp.SbpError, match=r"^wrong-signature: ") as first:
             f.plan(X[0, :5])
-        with pytest.raises(SbpError, match=re.escape(first.value.message)):
+        with pytest.raises(sbp.SbpError, match=re.escape(first.value.message)):
             f.plan(X[0, :5])
     head, *lines = first.value.message.splitlines()
     assert re.fullmatch(
@@ -262,15 +260,12 @@ def test_the_counterexample_is_shown(mesh):
         head,
     )
     assert head.endswith("row `P(sum) -> P(sum)` does not hold on 2 devices")
-    numbers = r"\[[-\d. ]+\]"
-    patterns = [
+    assert [re.sub(r"\[[-\d. ]+\]", "#", line) for line in lines] == [
         "  operand 0 is #",
         "    device 0 holds #",
         "    device 1 holds #",
-        r"  result 0 as P\(sum\): # instead of #",
+        "  result 0 as P(sum): # instead of #",
     ]
-    for line, pattern in zip(lines, patterns, strict=True):
-        assert re.fullmatch(pattern.replace("#", numbers), line), line
     whole, *parts = (
         np.array(re.findall(r"-?\d+\.?\d*", line.split("[")[1]), float) for line in lines[:3]
     )
@@ -293,7 +288,7 @@ def test_the_counterexample_is_shown(mesh):
 )
 def test_wrong_rows_are_refused(mesh, rows, local, why):
     with registered("custom_partitioning:row_sums", rows, local=local):
-        with pytest.raises(SbpError, match=f"(?s)^wrong-signature: .*{why}"):
+        with pytest.raises(sbp.SbpError, match=f"(?s)^wrong-signature: .*{why}"):
             sbp.jit(row_sums, mesh).plan(X[:5, :7])
 
 
@@ -302,7 +297,7 @@ def test_wrong_under_loops_and_conditions(mesh):
     fn = lambda x: jax.lax.scan(
         lambda c, _: (jax.lax.cond(c.sum() > 0, triple, lambda c: c, c), None), x, None, length=2
     )[0]
-    with registered(triple_p, ["B -> P"]), pytest.raises(SbpError, match="does not hold"):
+    with registered(triple_p, ["B -> P"]), pytest.raises(sbp.SbpError, match="does not hold"):
         sbp.jit(fn, mesh).plan(X)
 
 
@@ -357,7 +352,7 @@ def test_wrong_under_loops_and_conditions(mesh):
     ],
 )
 def test_bad_registrations(primitive, options, code, message):
-    with pytest.raises(SbpError, match=rf"(?s)^{code}: .*{message}"):
+    with pytest.raises(sbp.SbpError, match=rf"(?s)^{code}: .*{message}"):
         register(primitive, **options)
     assert custom_for("triple") is None
 
@@ -375,14 +370,14 @@ def test_bad_registrations(primitive, options, code, message):
 )
 def test_rows_that_do_not_fit_the_equation(mesh, row, message):
     said = rf"(?s)^bad-argument: .*{message}"
-    with registered(triple_p, [row]), pytest.raises(SbpError, match=said):
+    with registered(triple_p, [row]), pytest.raises(sbp.SbpError, match=said):
         sbp.jit(triple, mesh).plan(X)
 
 
 def test_a_second_registration_is_refused():
     with registered(triple_p, TRIPLE):
         with pytest.raises(
-            SbpError,
+            sbp.SbpError,
             match=(
                 r"'triple' has a signature already, registered at \S+test_custom.py:\d+:\d+;"
                 r" replace=True"
@@ -393,10 +388,9 @@ def test_a_second_registration_is_refused():
         custom = custom_for("triple")
         assert custom is not None and custom.rows == ()
     assert rule_for("triple") is None
-    with pytest.raises(SbpError, match="no signature was registered for 'triple'"):
-        unregister("triple")
-    with pytest.raises(SbpError, match="no signature was registered for 'add'"):
-        unregister("add")
+    for name in ("triple", "add"):
+        with pytest.raises(sbp.SbpError, match=f"no signature was registered for '{name}'"):
+            unregister(name)
 
 
 def test_rows_parse_back():

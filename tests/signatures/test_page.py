@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 import pytest
-from samples import SAMPLES, equations, on, primitives
+from samples import SAMPLES, equations, on, primitives, rule_of
 
 from sbp.commands.signatures import KNOWN, family
 from sbp.plan.program import shape_text
-from sbp.signatures import Op, Row, all_b, known_kernels, known_primitives, rule_for
+from sbp.signatures import Op, Row, all_b, known_kernels, known_primitives
 from sbp.signatures.laws.proofs import row_status
 from sbp.signatures.rule import FALLBACK, REFUSED
 from sbp.types import Split, Unreduced
@@ -71,8 +71,7 @@ def page() -> str:
     lines: list[str] = []
     families: dict[str, list[str]] = {}
     for name in known_primitives():
-        rule = rule_for(name)
-        assert rule is not None
+        rule = rule_of(name)
         families.setdefault("replicated" if rule.reason else family(rule), []).append(name)
     total: Counter[str] = Counter()
     samples = 0
@@ -81,9 +80,7 @@ def page() -> str:
         if title == "replicated":
             lines += ["All B, whatever the operands.", "", "| primitive | because |", "|---|---|"]
             for name in families[title]:
-                rule = rule_for(name)
-                assert rule is not None
-                lines.append(_line([f"`{name}`", rule.reason]))
+                lines.append(_line([f"`{name}`", rule_of(name).reason]))
             continue
         if title in REMARKS:
             lines += [*textwrap.wrap(REMARKS[title], 100), ""]
@@ -140,10 +137,8 @@ def _ops(name: str):
 
 
 def _rows(op: Op, n: int = SIZES[0]) -> list[Row]:
-    rule = rule_for(op.name)
-    assert rule is not None
     at = Op(op.name, op.params, op.ins, op.outs, n)
-    return [row for row in rule.rows(at) if row != all_b(at)]
+    return [row for row in rule_of(op.name).rows(at) if row != all_b(at)]
 
 
 _statuses: dict[Any, str] = {}

@@ -131,8 +131,7 @@ def test_a_solution_is_as_cheap_as_any():
 
 
 def full_cost(graph: CostGraph, core: Core, states: dict[int, int]) -> float:
-    full = core.extend(states)
-    return graph.cost_of([full[v] for v in range(len(full))])
+    return graph.cost_of([s for _, s in sorted(core.extend(states).items())])
 
 
 def test_reductions_lose_no_optimum():
@@ -143,10 +142,7 @@ def test_reductions_lose_no_optimum():
             continue
         assert core.feasible
         states, guessed = eliminate(core, 300_000)
-        assert guessed == 0
-        assert graph.cost_of([s for _, s in sorted(core.extend(states).items())]) == pytest.approx(
-            want
-        )
+        assert guessed == 0 and full_cost(graph, core, states) == pytest.approx(want)
         emptied += not core.unary
     assert emptied > 100
 
@@ -158,9 +154,7 @@ def test_elimination_with_small_tables_says_how_much_it_guessed():
         states, guessed = eliminate(core, 8)
         guesses += guessed > 0
         if guessed == 0 and math.isfinite(want):
-            assert graph.cost_of(
-                [s for _, s in sorted(core.extend(states).items())]
-            ) == pytest.approx(want)
+            assert full_cost(graph, core, states) == pytest.approx(want)
     assert guesses > 100
 
 
@@ -210,8 +204,6 @@ def test_messages_follow_the_order_of_the_program():
 
 
 STATES, COLUMNS = 70, (900, 40, 3)
-
-"""Shares of the changed costs that rise, fall and are forbidden."""
 
 
 def by_definition(unary: np.ndarray, tables: list[np.ndarray]) -> np.ndarray:
@@ -284,9 +276,7 @@ def reduced_layers(layers: int) -> Core:
         for a in range(4):
             for b in range(a):
                 graph.add_pair(layer[b], layer[a], tables[a, b])
-    core = Core.of(graph)
-    core.reduce()
-    return core
+    return reduced(graph)
 
 
 def test_repeated_layers_are_reduced_once():

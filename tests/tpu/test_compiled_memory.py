@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import NamedSharding, PartitionSpec, PartitionSpec as P
 
 import sbp
 from benchmarks.gshard_bytes import held_bytes
@@ -33,7 +32,7 @@ def arrays(mesh, shape, dtype, *specs):
     """Shapes split by specs; a spec behind "host" is one in host memory."""
     for spec in specs:
         kind = "pinned_host" if spec[:1] == ("host",) else None
-        sharding = NamedSharding(mesh, P(*spec[kind is not None :]), memory_kind=kind)
+        sharding = jax.NamedSharding(mesh, jax.P(*spec[kind is not None :]), memory_kind=kind)
         yield jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
@@ -67,9 +66,7 @@ def test_an_optimiser_state_in_host_memory():
 
 
 def loss(policy):
-    def layer(x, w):
-        return x + jnp.sin(checkpoint_name(x @ w, "hidden")), None
-
+    layer = lambda x, w: (x + jnp.sin(checkpoint_name(x @ w, "hidden")), None)
     return lambda ws, x: jax.lax.scan(jax.checkpoint(layer, policy=policy), x, ws)[0].sum()
 
 
@@ -101,7 +98,7 @@ def test_offloaded_activations_leave_device_memory():
 def test_a_conversion_of_a_host_value_compiles():
     mesh = mesh_of("v5e:2x4", x=2, y=4)
     (h,) = arrays(mesh, (4096, 4096), jnp.float32, ("host", "x"))
-    columns = NamedSharding(mesh, P(None, "x"), memory_kind="pinned_host")
+    columns = jax.NamedSharding(mesh, jax.P(None, "x"), memory_kind="pinned_host")
     plan = sbp.jit(lambda h: h, mesh, out_shardings=columns).plan(h)
     assert kinds_of(plan) == ["to_device", "all_to_all", "to_host"]
     found = figures(plan.lower().compile(), HOST_BYTES)
@@ -125,12 +122,10 @@ def copies(lowered):
 
 
 def test_a_gather_of_partly_filled_lanes_copies_what_meets_it():
-    def gathered(x, other):
-        return other + 2 * jax.lax.all_gather(x, "d", axis=1, tiled=True)
-
-    specs = (P(None, "d"), P())
+    gathered = lambda x, other: other + 2 * jax.lax.all_gather(x, "d", axis=1, tiled=True)
+    specs = (jax.P(None, "d"), jax.P())
     f = jax.shard_map(
-        gathered, mesh=mesh_of("v5e:4x4", d=16), in_specs=specs, out_specs=P(), check_vma=False
+        gathered, mesh=mesh_of("v5e:4x4", d=16), in_specs=specs, out_specs=jax.P(), check_vma=False
     )
     found = copies(jax.jit(f).lower(ARRAY, ARRAY))
     assert len(found) == 2
@@ -139,9 +134,7 @@ def test_a_gather_of_partly_filled_lanes_copies_what_meets_it():
 
 
 def test_a_plan_exchanges_lanes_before_it_gathers_and_copies_nothing():
-    def summed(x, other):
-        return other + sbp.annotate(sbp.annotate(x * 2, "d:S(1)") * 2, "B")
-
+    summed = lambda x, other: other + sbp.annotate(sbp.annotate(x * 2, "d:S(1)") * 2, "B")
     plan = sbp.jit(summed, mesh_of("v5e:4x4", d=16), in_types=("d:S(1)", "B"), out_types="B").plan(
         ARRAY, ARRAY
     )
@@ -212,7 +205,7 @@ def held_by_a_llama():
         params=weights_of(SHAPE),
         specs=specs_of(SHAPE, axes),
         batch=(aval(SHAPE.batch, SHAPE.length, dtype="int32"),),
-        batch_specs=(PartitionSpec("d", None),),
+        batch_specs=(jax.P("d", None),),
         mesh=(("d", 16),),
     )
     return held_bytes(step.planned(step.devices()).lower().compile())
