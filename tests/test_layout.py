@@ -91,10 +91,7 @@ def line_of(fn, text):
 
 def test_two_dims_on_one_mesh_axis():
     layout = Layout(batch="data", hidden="data")
-
-    def f(x, w):
-        return layout(x @ w, "batch", "hidden")
-
+    f = lambda x, w: layout(x @ w, "batch", "hidden")
     with pytest.raises(sbp.SbpError) as found:
         sbp.jit(f, MESH).plan(f32(8, 16), f32(16, 32))
     line = line_of(f, "layout(")
@@ -208,9 +205,7 @@ def pins(graph):
 
 def test_under_vmap_the_batch_dim_has_no_name():
     layout = Layout(rows="data", cols="model")
-
-    def one(x):
-        return jnp.sin(layout(x, "rows", "cols"))
+    one = lambda x: jnp.sin(layout(x, "rows", "cols"))
 
     def along(dim):
         return (

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
@@ -30,11 +29,11 @@ WEAK = {
     "constants": (lambda x: (1, 1.0, True, 2j, None, np.float64(3), np.arange(3)), 1.0),
     "nested": (lambda x, y: {"a": [x, y, x + y], "b": Pair(x * 2, y * 3)}, 1, jnp.ones(3)),
     "strong by numpy": (lambda x: np.float32(3) * x, 1.0),
-    "cond": (lambda p, x: lax.cond(p, lambda x: x, lambda x: x * 2, x), True, 1.0),
+    "cond": (lambda p, x: jax.lax.cond(p, lambda x: x, lambda x: x * 2, x), True, 1.0),
     "sum of a split dim": (lambda x: sbp.split(x, 0, "x").sum(), ZEROS((0, 8))),
-    "scan": (lambda x: lax.scan(lambda c, _: (c * 2, c), x, None, length=3), 1.0),
-    "while": (lambda x: lax.while_loop(lambda c: c < 10, lambda c: c * 2, x), 1.0),
-    "loop": (lambda x: lax.fori_loop(0, 3, lambda i, c: c + i, x), 1),
+    "scan": (lambda x: jax.lax.scan(lambda c, _: (c * 2, c), x, None, length=3), 1.0),
+    "while": (lambda x: jax.lax.while_loop(lambda c: c < 10, lambda c: c * 2, x), 1.0),
+    "loop": (lambda x: jax.lax.fori_loop(0, 3, lambda i, c: c + i, x), 1),
     "filled": (lambda x: (jnp.full((4,), x), jnp.broadcast_to(x, (8,))), 1.0),
     "gradient": (jax.value_and_grad(lambda x: x * x), 3.0),
     "float0": (jax.grad(lambda x, y: x * y, argnums=(0, 1), allow_int=True), 3.0, 2),
@@ -58,7 +57,7 @@ EMPTY = {
     "with another": (lambda x, y: (jnp.concatenate([x, y]), x), ZEROS((0, 4)), jnp.ones((8, 4))),
     "sums": (lambda x: (x.sum(), x.sum(0), x.sum(1), x.max(0, initial=1.0)), ZEROS((8, 0))),
     "sum of a split dim": (lambda x: sbp.split(x, 0, "x").sum(), ZEROS((0, 8))),
-    "scan": (lambda x: lax.scan(lambda c, y: (c + y.sum(), c * y), 0.0, x), ZEROS((0, 8))),
+    "scan": (lambda x: jax.lax.scan(lambda c, y: (c + y.sum(), c * y), 0.0, x), ZEROS((0, 8))),
     "gather": (lambda x, i: x[i], jnp.ones((8, 4)), ZEROS((0,), int)),
     "reshape": (lambda x: (x.reshape(0, 4), jnp.sort(x), jnp.cumsum(x, 0)), ZEROS((8, 0))),
     "random": (lambda k: jax.random.normal(k, (8, 0)), jax.random.key(1)),

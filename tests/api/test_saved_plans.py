@@ -14,7 +14,6 @@ import pytest
 
 import sbp
 from sbp.api import plan as plans_of_calls
-from sbp.errors import SbpError
 from tests.edits import run_source
 from tests.same import assert_same_results
 
@@ -356,15 +355,15 @@ def test_lines_that_move_change_nothing(plan, tmp_path):
 
 def test_files_that_are_none_are_refused(plan, tmp_path):
     (tmp_path / "other.txt").write_text("mine")
-    with pytest.raises(SbpError, match="is not a file of assert_plan_unchanged"):
-        sbp.assert_plan_unchanged(plan, tmp_path / "other.txt")
-    with pytest.raises(SbpError, match="cannot read"):
-        sbp.assert_plan_unchanged(plan, tmp_path)
-    with pytest.raises(SbpError, match="cannot write"):
-        sbp.assert_plan_unchanged(plan, tmp_path / "none" / "plan.txt", update=True)
-    with pytest.raises(SbpError, match=r"plan"):
-        # A function in place of a plan, which the type checker refuses, too.
-        sbp.assert_plan_unchanged(ffn, tmp_path / "plan.txt")  # pyright: ignore
+    function: Any = ffn
+    for given, name, update, said in (
+        (plan, "other.txt", False, "is not a file of assert_plan_unchanged"),
+        (plan, ".", False, "cannot read"),
+        (plan, "none/plan.txt", True, "cannot write"),
+        (function, "plan.txt", False, "plan"),
+    ):
+        with pytest.raises(sbp.SbpError, match=said):
+            sbp.assert_plan_unchanged(given, tmp_path / name, update=update)
     assert (tmp_path / "other.txt").read_text() == "mine"
 
 

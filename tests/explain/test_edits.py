@@ -76,8 +76,7 @@ def test_in_types_do_not_reach_keyword_arguments():
 
 
 def swapped(x, w):
-    x = sbp.split(x, 1, "tensor")
-    w = sbp.split(w, 1, "tensor")
+    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
     x, w = w, x
     return w @ x
 
@@ -118,8 +117,7 @@ def parameters_in_another_order(x, w):
     def inner(w, x):
         return jnp.einsum("ij,jk,kl->il", w, x, jnp.ones((1024, 1024)))
 
-    x = sbp.split(x, 1, "tensor")
-    w = sbp.split(w, 1, "tensor")
+    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
     return inner(x, w)
 
 

@@ -5,7 +5,6 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.cli import main
@@ -83,10 +82,13 @@ def test_a_fit_of_measured_times():
 
 
 def test_a_calibration_of_another_mesh_is_refused(file):
-    other = AbstractMesh((4, 2), ("data", "model"))
+    other = jax.sharding.AbstractMesh((4, 2), ("data", "model"))
     with pytest.raises(sbp.SbpError, match="measured on data=2 model=4, but the mesh has data=4"):
         sbp.jit(jnp.sin, other, hardware=str(file)).plan(jnp.ones(8))
-    assert mesh_spec(AbstractMesh((2, 4), ("data", "model")), str(file)).calibration is not None
+    assert (
+        mesh_spec(jax.sharding.AbstractMesh((2, 4), ("data", "model")), str(file)).calibration
+        is not None
+    )
 
 
 @pytest.mark.parametrize(

@@ -157,9 +157,7 @@ def test_a_donated_argument_and_its_result_count_once():
 def test_lines_that_are_added_up_fill_tiles():
     """Lines of 32 elements take those of 128; in groups of 6, tiles of 8, and a matrix beside.
     Sums of whole lines, and programs for CPU, need their bytes only."""
-
-    def fn(x, places):
-        return jnp.zeros((256, x.shape[-1])).at[places].add(jnp.sin(x))
+    fn = lambda x, places: jnp.zeros((256, x.shape[-1])).at[places].add(jnp.sin(x))
 
     def peak(*shape, **options):
         f = sbp.jit(fn, MESH, in_types="B", out_types="B", **options)
@@ -188,9 +186,7 @@ def step(w, batch):
             x = jnp.tanh(x @ a)
         return (x**2).sum()
 
-    def turn(total, x):
-        return jax.tree.map(jnp.add, total, jax.grad(loss)(w, x)), None
-
+    turn = lambda total, x: (jax.tree.map(jnp.add, total, jax.grad(loss)(w, x)), None)
     total, _ = lax.scan(turn, jax.tree.map(jnp.zeros_like, w), batch)
     return jax.tree.map(lambda a, g: a - 1e-4 * g, w, total)
 

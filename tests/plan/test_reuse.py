@@ -13,7 +13,7 @@ import sbp
 from sbp.plan.fit import best_program, room_of, without_repeats
 from sbp.plan.saved import SavedPlan
 from sbp.plan.saving import repeated_values, repeats
-from tests.cases import shape as f32
+from tests.cases import descent, shape as f32
 
 LAYERS = 8
 MESH = jax.sharding.AbstractMesh((16,), ("d",))
@@ -160,11 +160,7 @@ def unrolled(weights, x):
 
 
 def step(model):
-    def fn(weights, x):
-        gradient = jax.grad(lambda w: (model(w, x) ** 2).mean())(weights)
-        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient)
-
-    return fn
+    return descent(lambda w, x: (model(w, x) ** 2).mean())
 
 
 ARGUMENTS = (f32(3, 1024, 4096), f32(3, 4096, 1024)), f32(256, 1024)

@@ -10,10 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import sbp
-from sbp.errors import SbpError
 from sbp.plan.saved import SavedPlan, _seal, digests
 from tests.report.programs import PROGRAMS, plan
 from tests.run.programs import CASES, NAMES, function_of
@@ -36,9 +34,7 @@ def rematerialised():
         y = sbp.annotate(jnp.tanh(x @ up) @ down, model=sbp.B, data=sbp.S(0))
         return jnp.tanh(y) + x, None
 
-    def loss(weights, x):
-        return (lax.scan(jax.checkpoint(body), x, weights)[0] ** 2).sum()
-
+    loss = lambda weights, x: (jax.lax.scan(jax.checkpoint(body), x, weights)[0] ** 2).sum()
     mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
     shapes = [(4, 2048, 4096), (4, 4096, 2048), (16, 2048)]
     up, down, x = (jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
@@ -85,7 +81,7 @@ def test_every_line_of_the_text_is_that_of_the_types(programs):
         edited = [(line.replace(old, new),) for old, new in EDITS if old in line]
         for lines in [(), *edited]:
             text = (*saved.lines[:number], *lines, *saved.lines[number + 1 :])
-            with pytest.raises(SbpError, match=r"^saved-plan: .*saved plan"):
+            with pytest.raises(sbp.SbpError, match=r"^saved-plan: .*saved plan"):
                 changed(saved, lines=text).program_for(program.request)
 
 
@@ -121,7 +117,7 @@ def test_removed_conversions_have_to_be_repeats(programs):
     value, _, *rest = saved.removed[0]
     removed = ((value, value - 1, *rest),)
     sealed = changed(saved, removed=removed, seal=_seal(saved.figures, removed))
-    with pytest.raises(SbpError, match="conversions that this program does not repeat"):
+    with pytest.raises(sbp.SbpError, match="conversions that this program does not repeat"):
         sealed.program_for(program.request)
 
 
@@ -145,27 +141,25 @@ def carried(c, xs, w):
         return c, (c * 2).sum(0)
 
     w = sbp.split(w, 0, "y")
-    return lax.scan(body, sbp.split(c, 0, "x"), xs)
+    return jax.lax.scan(body, sbp.split(c, 0, "x"), xs)
 
 
 def gradient(w, x):
-    def loss(w, x):
-        return ((jnp.tanh(x @ w[0]) @ w[1] - x) ** 2).mean()
-
+    loss = lambda w, x: ((jnp.tanh(x @ w[0]) @ w[1] - x) ** 2).mean()
     w = sbp.split(w[0], 1, "y"), sbp.split(w[1], 0, "y")
     return jax.grad(loss)(w, sbp.split(x, 0, "x"))
 
 
 def branches(x, i):
     m = sbp.annotate(sbp.split(x, 1, "y").max(1), y=sbp.P("max"))
-    y = lax.cond(i > 0, lambda a: a.sum(0), lambda a: -a.max(0), sbp.split(x, 0, "x"))
+    y = jax.lax.cond(i > 0, lambda a: a.sum(0), lambda a: -a.max(0), sbp.split(x, 0, "x"))
     return sbp.replicate(m, "y") * 2, y
 
 
 def by_hand(x, w):
     specs = jax.P("x", "y"), jax.P("y", None)
     f = jax.shard_map(
-        lambda a, b: lax.psum(a @ b, "y"), mesh=GRID, in_specs=specs, out_specs=jax.P("x", None)
+        lambda a, b: jax.lax.psum(a @ b, "y"), mesh=GRID, in_specs=specs, out_specs=jax.P("x", None)
     )
     return jnp.tanh(f(x, w)).max(0)
 
@@ -188,7 +182,7 @@ def test_no_choice_can_be_another(name):
     assert edited
     for k, other in edited.items():
         choices = (*saved.choices[:k], json.loads(other), *saved.choices[k + 1 :])
-        with pytest.raises(SbpError, match=r"^saved-plan: "):
+        with pytest.raises(sbp.SbpError, match=r"^saved-plan: "):
             changed(saved, choices=choices).program_for(program.request)
 
 
@@ -207,7 +201,7 @@ def test_each_place_of_a_file_is_checked(value):
         edited["seal"] = _seal(edited["figures"], edited["removed"])
         try:
             read = SavedPlan.loads(json.dumps(edited)).program_for(program.request)
-        except SbpError as error:
+        except sbp.SbpError as error:
             assert error.code == "saved-plan", path
         else:
             assert str(read) == str(program), path
@@ -226,7 +220,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
 def test_another_file_is_refused(text):
-    with pytest.raises(SbpError, match=r"^saved-plan: "):
+    with pytest.raises(sbp.SbpError, match=r"^saved-plan: "):
         SavedPlan.loads(text)
 
 
@@ -241,8 +235,7 @@ def digests_of(fn, *args):
 
 
 def test_equal_programs_have_equal_digests():
-    def one(x):
-        return jax.nn.gelu(x @ x).sum()
+    one = lambda x: jax.nn.gelu(x @ x).sum()
 
     def other(renamed):
         y = renamed @ renamed
@@ -261,8 +254,8 @@ def test_equal_programs_have_equal_digests():
         (lambda x: x @ x, lambda x: x @ x.T, None),
         (lambda x: sbp.split(x, 0, "x") * 2, lambda x: sbp.split(x, 1, "x") * 2, 1),
         (
-            lambda x: lax.fori_loop(0, 3, lambda _, y: y @ y, x),
-            lambda x: lax.fori_loop(0, 4, lambda _, y: y @ y, x),
+            lambda x: jax.lax.fori_loop(0, 3, lambda _, y: y @ y, x),
+            lambda x: jax.lax.fori_loop(0, 4, lambda _, y: y @ y, x),
             None,
         ),
         (lambda x: jnp.sort(x, 0), lambda x: jnp.sort(x, 1), None),

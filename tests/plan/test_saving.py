@@ -71,10 +71,7 @@ MODELS = {f.__name__: f for f in (scanned, unrolled, counted, twice, backwards)}
 
 
 def step(model):
-    def fn(weights, x):
-        return jax.value_and_grad(lambda w, x: (MODELS[model](w, x) ** 2).sum())(weights, x)
-
-    return fn
+    return jax.value_and_grad(lambda w, x: (MODELS[model](w, x) ** 2).sum())
 
 
 def arguments():
@@ -137,19 +134,8 @@ def test_blocks_without_operations(fn):
 
 
 def plan(model, memory_limit: float = ROOM):
-    (up, down), x = jax.tree.map(lambda a: a.shape, arguments())
-    shapes = (
-        ((up[0], *(SCALE * d for d in up[1:])), (down[0], *(SCALE * d for d in down[1:]))),
-        (
-            x[0],
-            SCALE * x[1],
-        ),
-    )
-    args = jax.tree.map(
-        lambda s: jax.ShapeDtypeStruct(s, jnp.float32),
-        shapes,
-        is_leaf=lambda s: isinstance(s[0], int),
-    )
+    wide = lambda a: jax.ShapeDtypeStruct((len(a), *(SCALE * d for d in a.shape[1:])), a.dtype)
+    args = jax.tree.map(wide, arguments())
     mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
     return sbp.jit(step(model), mesh, hardware="tpu-v5p", memory_limit=memory_limit).plan(*args)
 

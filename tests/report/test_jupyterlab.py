@@ -68,8 +68,7 @@ def test_what_the_host_sets_is_set_by_ours(element):
 
 
 def test_a_property_left_to_the_host_is_seen():
-    styles = STYLES | {"dt": STYLES["dt"].replace("float:none;", "")}
-    assert missing("dt", styles) == ["float"]
+    assert missing("dt", STYLES | {"dt": STYLES["dt"].replace("float:none;", "")}) == ["float"]
 
 
 @pytest.mark.parametrize("name", STYLES)

@@ -130,11 +130,11 @@ def facts_of(text):
 WIDE = 10_000
 
 
-@pytest.mark.parametrize("name", list(PROGRAMS))
+@pytest.mark.parametrize("name", [*PROGRAMS, "a refusal"])
 def test_terminal_and_html_carry_the_samefacts_of(name):
-    report = report_of(name, DIAGNOSTICS)
-    assert html_facts(report.html()) == facts_of(report.text(WIDE))
-    assert html_facts(report.short().html()) == facts_of(report.short().text(WIDE))
+    report = report_of(name, DIAGNOSTICS) if name in PROGRAMS else REFUSED
+    for shown in (report, report.short()):
+        assert html_facts(shown.html()) == facts_of(shown.text(WIDE))
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -150,10 +150,6 @@ def test_what_prints_a_report_has_the_width_of_its_terminal(monkeypatch):
     for columns, width in ((80, 80), (30, 40)):
         monkeypatch.setattr(console, "_width", columns)
         assert str(report) == report.text(width)
-
-
-def test_a_refusal_has_the_samefacts_of():
-    assert html_facts(REFUSED.html()) == facts_of(REFUSED.text(WIDE))
 
 
 @pytest.mark.parametrize(
@@ -236,10 +232,7 @@ def test_a_refused_program_has_no_pictures(shown):
 
 
 def test_the_cost_of_the_plan():
-    report = report_of("chain")
-    assert report.program is not None
-    cost = report.program.cost
-    text = report.text()
+    text, cost = report_of("chain").text(), plan("chain").cost
     assert f"sent per call  {bytes_text(cost.bytes_per_device)} per device" in text
     assert f"peak memory    {bytes_text(cost.peak_memory_bytes)} per device" in text
     assert f"modelled time  {seconds_text(cost.seconds)}\n" in text

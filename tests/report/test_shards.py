@@ -2,16 +2,14 @@
 
 import itertools
 import math
+import re
 from xml.etree import ElementTree
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import sbp
-from sbp.errors import SbpError
 from sbp.report.facts import Tensor
 from sbp.report.parts import NAMESPACE, Board, Facts, Ink, Page, Picture
 from sbp.report.rendering import page_html, page_lines
@@ -25,8 +23,9 @@ from sbp.report.shards import (
     telling_tensor,
 )
 from sbp.types import Split, Unreduced, parse
+from tests.cases import shape as array
 
-MESH = AbstractMesh((2, 4), ("data", "model"))
+MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 
 CASES = (
     ((16,), "a:S(0)", {"a": 4}),
@@ -43,8 +42,9 @@ CASES = (
 )
 
 
-def shards_by_name(name, text, shape, type_, mesh):
-    return TensorShards(Tensor(name=name, shape=text, global_shape=shape, type=type_), mesh)
+def shards_of_type(shape, text, mesh):
+    tensor = Tensor(name="x", shape="f32", global_shape=shape, type=parse(text))
+    return TensorShards(tensor, tuple(mesh.items()))
 
 
 def elements_by_hand(shape, type_, mesh):
@@ -80,7 +80,7 @@ def elements_shown(found):
 
 @pytest.mark.parametrize(("shape", "text", "mesh"), CASES)
 def test_each_device_has_the_elements_that_are_cut_by_hand(shape, text, mesh):
-    found = shards_by_name("x", "f32", shape, parse(text), tuple(mesh.items()))
+    found = shards_of_type(shape, text, mesh)
     shown, by_hand = elements_shown(found), elements_by_hand(shape, parse(text), mesh)
     assert sorted(shown) == list(range(math.prod(mesh.values())))
     for device, (numbers, place) in enumerate(by_hand):
@@ -92,14 +92,11 @@ def test_each_device_has_the_elements_that_are_cut_by_hand(shape, text, mesh):
 
 def test_even_shards_are_those_of_jax():
     mesh = sbp.make_mesh((2, 2, 2), ("a", "b", "c"))
-    sharding = NamedSharding(mesh, PartitionSpec("b", None, ("a", "c")))
-    shape = (4, 3, 8)
-    type_ = parse("a:S(2) b:S(0) c:S(2)")
-    found = shards_by_name("x", "f32", shape, type_, tuple(mesh.shape.items()))
-    where = sharding.devices_indices_map(shape)
+    where = jax.NamedSharding(mesh, jax.P("b", None, ("a", "c"))).devices_indices_map((4, 3, 8))
+    found = shards_of_type((4, 3, 8), "a:S(2) b:S(0) c:S(2)", mesh.shape)
     for shard, device in ((s, d) for s in found.shards for d in s.devices):
         indices = where[mesh.devices.flat[device]]
-        assert shard.extents == tuple(i.indices(n)[:2] for i, n in zip(indices, shape, strict=True))
+        assert shard.extents == tuple(map(lambda i, n: i.indices(n)[:2], indices, (4, 3, 8)))
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +106,10 @@ def report():
         y = h @ params["out"]
         return sbp.annotate(y, "model:P(sum)")
 
-    f32 = jnp.float32
-    params = {"w": jax.ShapeDtypeStruct((6, 16), f32), "out": jax.ShapeDtypeStruct((16, 8), f32)}
+    params = {"w": array(6, 16), "out": array(16, 8)}
     types = ({"w": "model:S(1)", "out": "model:S(0)"}, "data:S(0)")
     made = sbp.jit(step, MESH, in_types=types, out_types="data:S(0) model:P(sum)")
-    return made.plan(params, jax.ShapeDtypeStruct((8, 6), f32)).report()
+    return made.plan(params, array(8, 6)).report()
 
 
 @pytest.mark.parametrize("name", ["params['w']", "params['out']", "x", "result", "h", "y"])
@@ -149,8 +145,7 @@ def test_a_partial_tensor_is_a_sum_of_devices(report):
 
 def test_blocks_are_drawn_in_proportion_and_inside_the_picture():
     for shape, text, mesh in CASES:
-        found = shards_by_name("x", "f32", shape, parse(text), tuple(mesh.items()))
-        root, _ = drawn(shard_picture(found).svg)
+        root, _ = drawn(shard_picture(shards_of_type(shape, text, mesh)).svg)
         for box in root.iter(f"{{{NAMESPACE}}}rect"):
             assert float(box.attrib["x"]) + float(box.attrib["width"]) <= float(
                 root.attrib["width"]
@@ -158,17 +153,15 @@ def test_blocks_are_drawn_in_proportion_and_inside_the_picture():
             assert float(box.attrib["y"]) + float(box.attrib["height"]) <= float(
                 root.attrib["height"]
             )
-    found = shards_by_name("x", "f32", (5,), parse("a:S(0)"), (("a", 4),))
-    root, _ = drawn(shard_picture(found).svg)
-    widths = [float(box.attrib["width"]) for box in root.iter(f"{{{NAMESPACE}}}rect")]
+    picture = shard_picture(shards_of_type((5,), "a:S(0)", {"a": 4}))
+    widths = [float(b.attrib["width"]) for b in drawn(picture.svg)[0].iter(f"{{{NAMESPACE}}}rect")]
     assert np.allclose(np.array(widths) / widths[0], [1, 1, 0.5])
-    assert "1 device has no element of it: 3" in shard_picture(found).caption
+    assert "1 device has no element of it: 3" in picture.caption
 
 
 def test_a_large_mesh_is_folded_and_counted():
-    mesh = (("a", 8), ("b", 16), ("c", 8), ("d", 8))
-    type_ = parse("a:S(0) b:S(1) c:S(2) d:S(3)")
-    picture = shard_picture(shards_by_name("x", "f32", (64,) * 4, type_, mesh))
+    mesh = {"a": 8, "b": 16, "c": 8, "d": 8}
+    picture = shard_picture(shards_of_type((64,) * 4, "a:S(0) b:S(1) c:S(2) d:S(3)", mesh))
     _, words = drawn(picture.svg)
     assert f"and {64 - MOST_PANELS} such drawings more" in words
     assert f"+ {16 - MOST_BLOCKS} more" in words
@@ -177,7 +170,7 @@ def test_a_large_mesh_is_folded_and_counted():
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(report):
-    with pytest.raises(SbpError, match=r"did you mean \"params\['w'\]\""):
+    with pytest.raises(sbp.SbpError, match=r"did you mean \"params\['w'\]\""):
         report.where("params['v']")
 
 
@@ -214,8 +207,7 @@ def drawing() -> Board:
 def test_a_drawing_is_sound_xml_whatever_its_words_are():
     root = ElementTree.fromstring(drawing().svg(WORDS))
     assert (root.get("width"), root.get("height")) == ("120", "40")
-    shown = WORDS.replace("\x00", "\ufffd").replace("\x1b", "\ufffd")
-    shown = shown.replace("\u202e", "\ufffd").replace("\u202c", "\ufffd")
+    shown = re.sub("[\x00\x1b\u202e\u202c]", "\ufffd", WORDS)
     assert [t.text for t in root.iter(f"{{{NAMESPACE}}}title")] == [shown] * 3
     assert [t.text for t in root.iter(f"{{{NAMESPACE}}}text")] == [shown]
     assert root.get("aria-label") == shown

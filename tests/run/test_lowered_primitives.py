@@ -4,10 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.experimental import pallas as pl, sparse
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import sbp
 from sbp import _jax
@@ -15,7 +13,7 @@ from sbp.api.symbolic import SizedReport
 from sbp.signatures import registered
 from tests.same import assert_close
 
-LINE = AbstractMesh((8,), ("data",))
+LINE = jax.sharding.AbstractMesh((8,), ("data",))
 
 
 def primitive(name, function, multiple=False):
@@ -70,10 +68,7 @@ def test_a_signature_of_the_user_comes_first():
 
 def test_sparse_products():
     matrix = sparse.BCOO.fromdense(jnp.diag(jnp.arange(1.0, 9.0)))
-
-    def loss(data, v):
-        return (sparse.BCOO((data, matrix.indices), shape=matrix.shape) @ v).sum()
-
+    loss = lambda data, v: (sparse.BCOO((data, matrix.indices), shape=matrix.shape) @ v).sum()
     v = jnp.arange(128.0).reshape(8, 16)
     got = sbp.jit(jax.grad(loss), sbp.make_mesh((8,), ("x",)))(matrix.data, v)
     np.testing.assert_allclose(got, jax.grad(loss)(matrix.data, v), rtol=1e-6)
@@ -159,7 +154,7 @@ def test_sharding_rules_split_kernels(types, want):
 
 
 def replicates(mesh, ins, out):
-    whole = NamedSharding(mesh, PartitionSpec())
+    whole = jax.NamedSharding(mesh, jax.P())
     return mesh, opaque(jnp.multiply), out.sharding, (ins[0].sharding, whole)
 
 
@@ -212,7 +207,7 @@ def rows_over(axes):
     """A partition that splits rows over some mesh axes, whatever it is asked for."""
 
     def partition(mesh, ins, out):
-        rows = NamedSharding(mesh, PartitionSpec(axes(mesh)))
+        rows = jax.NamedSharding(mesh, jax.P(axes(mesh)))
         return mesh, opaque(jnp.sin), rows, (rows,)
 
     return partition
@@ -273,11 +268,11 @@ def test_partitions_see_the_whole_mesh():
 
 
 def branches(x):
-    return lax.cond(jnp.bool_(True), opaque(jnp.sin), opaque(jnp.cos), x)
+    return jax.lax.cond(jnp.bool_(True), opaque(jnp.sin), opaque(jnp.cos), x)
 
 
 def on_platforms(x):
-    return lax.platform_dependent(x, tpu=opaque(jnp.cos), default=jnp.sin)
+    return jax.lax.platform_dependent(x, tpu=opaque(jnp.cos), default=jnp.sin)
 
 
 @pytest.mark.parametrize(("function", "kept"), [(branches, True), (on_platforms, False)])

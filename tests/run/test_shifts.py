@@ -123,10 +123,7 @@ def test_stencils(sizes: tuple[int, ...], fn):
     """Even and uneven; each neighbour receives one row or column."""
     mesh = sbp.make_mesh(sizes, ("x", "y", "z")[: len(sizes)])
     axes = dict(zip(mesh.axis_names, map(sbp.S, range(2)), strict=False))
-
-    def split(x):
-        return sbp.annotate(fn(sbp.annotate(x, **axes)), **axes)
-
+    split = lambda x: sbp.annotate(fn(sbp.annotate(x, **axes)), **axes)
     f = sbp.jit(split, mesh, hardware=SENDS_FREELY, budgets=NOTHING_ELSE[:1])
     for length in (16, 13):
         x = np.random.default_rng(length).normal(size=(length, length)).astype(np.float32)
@@ -358,10 +355,7 @@ def test_scans_of_shards(case: str, sizes):
 def test_sizes_that_do_not_divide(case: str):
     mesh = sbp.make_mesh((4,), ("x",))
     fn = SCANS[case]
-
-    def padded(a, b):
-        return fn(*(sbp.split(v, 0, "x") for v in (a, b)))
-
+    padded = lambda a, b: fn(*(sbp.split(v, 0, "x") for v in (a, b)))
     f = sbp.jit(padded, mesh, hardware=SENDS_FREELY, budgets=[sbp.forbid("all_to_all")])
     assert_close(f(*pairs(21)), jax.jit(padded)(*pairs(21)), rtol=1e-5, atol=1e-5)
 
@@ -392,10 +386,7 @@ def test_levels_run_on_shards_of_two_axes():
 
 def segmented(x):
     """Running sums that begin anew at every fifth row."""
-
-    def joined(p, q):
-        return p[0] | q[0], jnp.where(q[0][:, None], q[1], p[1] + q[1])
-
+    joined = lambda p, q: (p[0] | q[0], jnp.where(q[0][:, None], q[1], p[1] + q[1]))
     return jax.lax.associative_scan(joined, (jnp.arange(len(x)) % 5 == 0, x))[1]
 
 
@@ -427,10 +418,7 @@ def test_other_scans(fn, sizes, length: int):
     """Sums of segments, products of matrices, and triples, even and uneven."""
     mesh = sbp.make_mesh(sizes, ("x", "y", "z")[: len(sizes)])
     axes = dict.fromkeys(mesh.axis_names, sbp.S(0))
-
-    def split(x):
-        return jax.tree.leaves(fn(sbp.annotate(x, **axes)))
-
+    split = lambda x: jax.tree.leaves(fn(sbp.annotate(x, **axes)))
     f = sbp.jit(split, mesh, hardware=SENDS_FREELY)
     x, _ = pairs(length)
     assert_close(f(x), jax.jit(split)(x), rtol=1e-5, atol=1e-5)

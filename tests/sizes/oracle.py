@@ -7,7 +7,6 @@ import warnings
 
 import jax
 import jax.numpy as jnp
-from jax.export import symbolic_shape
 
 import sbp
 from sbp.api.symbolic import SizedReport
@@ -19,7 +18,7 @@ MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 
 
 def dims(text, *constraints):
-    return symbolic_shape(text, constraints=constraints)
+    return jax.export.symbolic_shape(text, constraints=constraints)
 
 
 def nodes_of(graph):
@@ -116,9 +115,6 @@ def check(fn, shapes, constraints, options, names="b"):
 
 def agree(jitted, report, shapes, points):
     """The claimed condition against what happens, at each point."""
-    wrong = []
-    for point in points:
-        claimed = report.sizes.holds_at(**point)
-        if claimed != holds_there(jitted, report.program.typing, shapes(*point.values())):
-            wrong.append((point, claimed))
+    there = lambda point: holds_there(jitted, report.program.typing, shapes(*point.values()))
+    wrong = [point for point in points if report.sizes.holds_at(**point) != there(point)]
     assert not wrong, f"{report.sizes}\n{wrong}"
