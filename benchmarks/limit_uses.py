@@ -39,8 +39,8 @@ LIMITS: dict[str, Any] = {
     "handwritten.one_device.SLICES": one_device.SLICES,
     "handwritten.check.TRIED": check.TRIED,
     "handwritten.measured._POWERS": max(measured._POWERS),
-    "handwritten.emulation.TOLERANCE, float32 values taken for equal": emulation.TOLERANCE[4],
-    "handwritten.emulation.TOLERANCE, 1 / float32 values that differ": 1 / emulation.TOLERANCE[4],
+    "handwritten.emulation.TOLERANCE, values taken for equal": emulation.TOLERANCE,
+    "handwritten.emulation.TOLERANCE, 1 / values that differ": 1 / emulation.TOLERANCE,
     "handwritten.emulation.CHECKED_ELEMENTS": emulation.CHECKED_ELEMENTS,
     "handwritten.emulation.CHECKED_WORK": emulation.CHECKED_WORK,
     "handwritten.written_sizes.DEPTH": written_sizes.DEPTH,
@@ -102,17 +102,17 @@ def readings(before: Any, *args: Any) -> Any:
     return found
 
 
-def differ(before: Any, got: Any, want: Any, *rest: Any) -> bool:
-    found = before(got, want, *rest)
-    if want.dtype == np.float32 and want.size and not rest:
+def differ(before: Any, got: Any, want: Any) -> bool:
+    found = before(got, want)
+    if jnp.issubdtype(want.dtype, np.inexact) and want.size:
         both = np.isfinite(want) & np.isfinite(got)
         scale = max(1e-6, float(np.max(np.abs(want), where=both, initial=0.0)))
-        apart = np.subtract(got, want, where=both, out=np.zeros(want.shape), dtype=np.float64)
+        apart = np.where(both, got, 0) - np.where(both, want, 0)
         most = float(np.max(np.abs(apart), initial=0.0)) / scale
         if found and most:
-            use("handwritten.emulation.TOLERANCE, 1 / float32 values that differ", 1 / most)
+            use("handwritten.emulation.TOLERANCE, 1 / values that differ", 1 / most)
         if not found:
-            use("handwritten.emulation.TOLERANCE, float32 values taken for equal", most)
+            use("handwritten.emulation.TOLERANCE, values taken for equal", most)
     return found
 
 

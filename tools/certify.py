@@ -914,12 +914,12 @@ def certify(certificate):
                 have = text_of(atoms, plan.names)
                 expect(claimed == have, f"{side}: {name} is claimed {claimed}, the plan has {have}")
         sent = certificate["bytes_per_device"]
-        message = f"the plan sends {plan.bytes} bytes per device, the certificate claims {sent}"
-        expect(is_near(plan.bytes, sent), message)
+        expect(is_near(plan.bytes, sent), f"it claims {sent} bytes, the plan sends {plan.bytes}")
         cost = certificate["cost"]
         return program, plan, None if cost is None else Costs(cost, plan)
     except (*MALFORMED, RecursionError, zlib.error) as error:
-        raise Wrong(f"it is not well-formed: {type(error).__name__} {error}") from error
+        text = f"no field {error}" if isinstance(error, KeyError) else f"a wrong value: {error}"
+        raise Wrong(f"the certificate is incomplete or damaged: it has {text}") from error
 
 
 def compare(program, other):

@@ -556,8 +556,7 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
 
     For each mesh axis, the program is traced again with one device on the axis. Both programs run
     without devices, on the arguments that are arrays and on random values elsewhere. A random draw
-    gives a constant, and floats of less than 32 bits become float32. Callbacks run too. A result
-    that differs is wrong.
+    gives a constant, and floats become float64. Callbacks run too. A result that differs is wrong.
 
     sbp measures the type of each value on the axis: which of B, S(d) and P makes up the value of
     one device, times a power of the axis size. The error is at the operation after which a value

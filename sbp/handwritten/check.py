@@ -1,6 +1,7 @@
 """The check of a program with `jax.shard_map`: its findings and their repairs."""
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from sbp.handwritten.repairs import GraphEdit, Repairs, edit_program
 from sbp.handwritten.sites import Sites
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.rule import RANKS
+from sbp.source.editing import in_order
 from sbp.source.reader import scope_of, source_text, users_span
 from sbp.trace.collectives import (
     KINDS,
@@ -255,7 +257,8 @@ def _notes(finding: Finding) -> Iterator[str]:
         )
     made, node = finding.fault.made, finding.fault.node
     if finding.fault.kind == "mixed" and made and users_span(made) == users_span(node):
-        yield "the partial value is made inside of this call: gather its argument, or write it out"
+        inside = "made inside of this call: gather its argument, or write it out"
+        yield f"the partial value is {'a gradient of this line' if made.backward else inside}"
     if primary(finding).backward:
         doubled = finding.fault.kind == "doubled" and not finding.region.params["check_vma"]
         yield (
@@ -269,7 +272,7 @@ def _notes(finding: Finding) -> Iterator[str]:
 DIFFERS = "differs-on-one-device"
 
 
-_UP_TO = f", to within {TOLERANCE[4]:g} of the largest element"
+_UP_TO = f", to within {TOLERANCE:g} of the largest element"
 
 
 def run_text(run: ComparedRun) -> str:
@@ -499,6 +502,9 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
 TRIED = 24
 """The largest number of repairs that are tried for one finding."""
 
+CHAINED = 6
+"""The largest number of repairs that one help combines."""
+
 _ONE = ("copies-as-split", "doubled", "missing", "pending")
 """Kinds of faults whose candidates are one repair in several spellings: only the first accepted one
 is offered."""
@@ -515,6 +521,7 @@ class Helper:
     def __init__(self, compared: Comparisons, *, tried: int = TRIED) -> None:
         self.tried, self.compared = tried, compared
         self.graph, self.mesh = compared.graph, compared.mesh
+        self.sizes = dict(compared.mesh.axes)
         self.sites = Sites(self.graph)
         self.wrong = compared.wrong_of(self.graph)
 
@@ -534,35 +541,60 @@ class Helper:
             for edit in variants:
                 if edit.place in places or (edit.spare and found):
                     break
-                left = self.left(edit)
-                if left is not None and edit.text not in found:
-                    made, wrong = left
-                    found[edit.text] = Help(
-                        text=edit.text,
-                        edits=(*edit.source, *edit.options),
-                        bytes_per_device=handwritten_bytes(made, {}),
-                        peak_memory_bytes=None,
-                        clears_all_errors=not wrong,
-                    )
+                made = edit_program(self.graph, edit, self.sizes)
+                if edit.text not in found and (help_ := self.help((edit,), made)):
+                    found[edit.text] = help_
                     places |= {edit.place} - {None}
                     break
             if len(found) == most:
                 break
+        chained = None if found else self.chain(finding)
+        found |= {} if chained is None else {chained.text: chained}
         cheapest = tuple(sorted(found.values(), key=lambda h: h.bytes_per_device))
         return cheapest, most > 1 and next(repairs, None) is not None
 
-    def left(self, edit: GraphEdit) -> tuple[Graph, frozenset[Any]] | None:
-        """The edited program, and which of its results are wrong. None where these are not fewer
-        than before, or where the source does not show the place of the edit."""
-        if not (edit.source or edit.options):
+    def help(self, edits: Sequence[GraphEdit], made: Graph) -> Help | None:
+        """The help of some edits that make a program. None where its wrong results are not fewer
+        than before, or where the source does not show the place of an edit."""
+        if self.wrong is None or not all(edit.source or edit.options for edit in edits):
             return None
-        made = edit_program(self.graph, edit, dict(self.mesh.axes))
         wrong = self.compared.wrong_of(made)
-        if wrong is None or self.wrong is None:
+        if wrong is None or not wrong <= self.wrong:
             return None
         results, before = ({w for w in every if len(w) == 1} for every in (wrong, self.wrong))
-        fewer = results < before or (not before and wrong < self.wrong)
-        return (made, wrong) if fewer and wrong <= self.wrong else None
+        if not (results < before or (not before and wrong < self.wrong)):
+            return None
+        return Help(
+            text=", and ".join(edit.text for edit in edits),
+            edits=(
+                *in_order(tuple(e for edit in edits for e in edit.source)),
+                *(option for edit in edits for option in edit.options),
+            ),
+            bytes_per_device=handwritten_bytes(made, {}),
+            peak_memory_bytes=None,
+            clears_all_errors=not wrong,
+        )
+
+    def chain(self, finding: Finding) -> Help | None:
+        """The help of several repairs that mend a result only together. Each one gives more values
+        of the program a meaning."""
+        compared, edits = self.compared, list[GraphEdit]()
+        findings: Sequence[Finding] = (finding,)
+        while findings and len(edits) < CHAINED:
+            repairs = Repairs(self.mesh, Sites(compared.graph)).of(findings[0])
+            after = None
+            for edit in itertools.chain(*islice(repairs, self.tried)):
+                after = compared.of_edited(edit_program(compared.graph, edit, self.sizes))
+                if after is not None and after.meaning > compared.meaning:
+                    break
+            else:
+                return None
+            compared = after
+            edits.append(edit)
+            if len(edits) > 1 and (help_ := self.help(edits, compared.graph)):
+                return help_
+            findings, _ = find_faults(compared)
+        return None
 
 
 # ---- checks -------------------------------------------------------------------------------------

@@ -58,10 +58,6 @@ lost its meaning."""
 _OPERATORS = ("numpy.array_methods.", "numpy.ufunc", "lax.lax.div", "lax.lax.mul")
 """JAX's functions below a product or ratio that the user writes."""
 
-PICKED = 1e-5
-"""Relative tolerance of a maximum or minimum over devices, which is the value of one of them: a
-larger one takes values that lie near each other, as signs do, for it."""
-
 _POWERS = (0, 1, -1, 2, -2)
 
 _NUMBERS = {"sum": np.sum, "max": np.max, "min": np.min}
@@ -89,7 +85,7 @@ def readings(parts: np.ndarray, whole: np.ndarray, axis: int, axes: int) -> Read
             joined = join(wide, axis=0)
             if monoid == "sum":
                 found |= {Reading(P, k) for k in _powers(joined, want, n)}
-            elif not differ(np.asarray(joined, want.dtype), want, PICKED):
+            elif not differ(np.asarray(joined, want.dtype), want):
                 found.add(Reading(Unreduced(monoid), 0))
     for d in range(axes - 1, want.ndim):
         if [s * (n if i == d else 1) for i, s in enumerate(each.shape[1:])] == [*want.shape]:
@@ -118,10 +114,8 @@ def measure_types(ran: Ran, want: Ran, axis: int, axes: int, trip: int | None = 
       axes: the number of mesh axes.
       trip: the trip of each scan that counts; None for all trips.
     """
-    same = _counterparts(ran.graph, want.graph)
+    same, found = _counterparts(ran.graph, want.graph), dict[int, Readings]()
     by_index = index_values(ran.graph)
-
-    found: dict[int, Readings] = {}
     for v, parts in ran.values.items():
         whole = want.values.get(same.get(v, -1))
         if whole is None or not (parts.size and whole.size):
@@ -135,6 +129,13 @@ def measure_types(ran: Ran, want: Ran, axis: int, axes: int, trip: int | None = 
         # The least index of a device is that of one device alone.
         partial = {r for r in own if isinstance(r.atom, Unreduced)}
         found[v] = own - partial if v in by_index else own
+    # Of a value without a meaning, a bound such as `maximum(x, 1.0)` may be that of one device.
+    for node in bodies(ran.graph):
+        ins = [o for o in node.inputs if isinstance(o, int)]
+        if ins and not any(found.get(o, ins) for o in ins):
+            for v in {*node.outputs} & {*found}:
+                kept = (r for r in found[v] if r.atom == P or not isinstance(r.atom, Unreduced))
+                found[v] = frozenset(kept)
     return found
 
 
@@ -180,7 +181,7 @@ def _match(graph: Graph, alone: Graph) -> Iterator[tuple[Node, Node]]:
 
 def _counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
     """For each value of a program the same one in another trace of it."""
-    same = dict[int, int]()
+    same, divided = dict[int, int](), set[int]()
     for a, b in _match(graph, alone):
         pairs = [
             (a.outputs, b.outputs),
@@ -189,6 +190,13 @@ def _counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
         for mine, theirs in pairs:
             if len(mine) == len(theirs):
                 same |= dict(zip(mine, theirs, strict=True))
+    # With one device, a reduction is its operand; that of a repair is not in the program.
+    for node in bodies(graph):
+        operand = next((o for o in node.inputs if isinstance(o, int)), -1)
+        added = node.op in REDUCTIONS or operand in divided
+        if added and node.outputs[0] not in same and operand in same:
+            same[node.outputs[0]] = same[operand]
+            divided.add(node.outputs[0])
     return same
 
 

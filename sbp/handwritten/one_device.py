@@ -9,6 +9,7 @@ of its own to play. `ComparedRun.because` has what shows that.
 """
 
 import contextlib
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from jax.sharding import PartitionSpec
 from sbp import _jax
 from sbp._jax import Bind, of_call, regions_bound_by
 from sbp.errors import SbpInternalError
+from sbp.handwritten.arguments import is_flat, is_guessed, is_value, poison, positive, values_of
 from sbp.handwritten.emulation import (
     FAILURES,
     Ran,
@@ -59,6 +61,10 @@ from sbp.types import B, Split
 NUMBERS = 3
 """Variables whose numbers are read in both ways, as a count of devices and as another number. Their
 combinations are tried; a program with more is not judged."""
+
+DRAWS = 16
+"""Random values of the arguments that are tried until no result is zero, as a count of hits is on
+most values."""
 
 SLICES = 16
 """Slices of an operand that are changed one by one, to see which slices of a result they reach."""
@@ -126,6 +132,8 @@ class Compared:
       uneven: whether a result differs between devices that the program says to be equal.
       meant: whether the program shows that a difference may be meant.
       numbers: by the id of an operation, a number in it that may count devices.
+      wants: the runs with one device; the second one, where axes split a dim jointly, has its
+          elements in the order of shards.
     """
 
     run: ComparedRun
@@ -134,6 +142,7 @@ class Compared:
     uneven: bool = False
     meant: bool = False
     numbers: Mapping[int, str] = field(default_factory=dict)
+    wants: tuple[Ran, ...] = ()
 
     @property
     def wrong(self) -> bool:
@@ -274,21 +283,16 @@ class Comparisons:
         if stuck:
             listed = ", ".join(f"`{n}`" for n in sorted(stuck))
             because.add(f"{listed} may be the number of devices, or computed from it")
-        position, axes = self.mesh.names.index(axis.name), len(self.mesh.names)
         got = program_run(self.graph, every=True)(self.values)
-        typed = list[tuple[Types, Attempt, Ran]]()
+        typed = list[tuple[Types, Attempt, tuple[Ran, ...]]]()
         for attempt, (_, alone) in apart.items():
             if attempt.chained:
                 continue
-            want = program_run(alone, every=True)(self.values)
-            types = measure_types(got, want, position, axes)
+            graphs = [alone]
             if any(splits_jointly(region, axis.name) for region in regions_of(alone)):
-                folded = with_folded(alone, axis.name, axis.size)
-                other = program_run(folded, every=True)(self.values)
-                second = measure_types(got, other, position, axes)
-                better = {v: t for v, t in second.items() if is_good(t) and not is_good(types[v])}
-                types = {**types, **better}
-            typed.append((types, attempt, want))
+                graphs.append(with_folded(alone, axis.name, axis.size))
+            wants = tuple(program_run(g, every=True)(self.values) for g in graphs)
+            typed.append((self.types_of(got, wants, axis.name), attempt, wants))
         guessed = "sbp used random integers for arguments that are shapes; pass arrays"
         guesses = {guessed} if self.guessed else set[str]()
         if not typed:  # of a pipeline that runs on one device only stage by stage
@@ -296,8 +300,8 @@ class Comparisons:
                 run, apart=apart[last][0], because=tuple(sorted(because | guesses)), stages=True
             )
             return Compared(run=run, alone=last, uneven=uneven, meant=bool(because))
-        types, best, want = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
-        alone = want.graph
+        types, best, wants = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
+        want, alone = wants[0], wants[0].graph
         fixed = fixed_numbers(self.graph, alone, axis.size, axis.lengths)
         for name, other in self.axes.items() if fixed else ():
             if name != axis.name:  # a number may be the size of that axis
@@ -317,7 +321,7 @@ class Comparisons:
                 return Compared(run=run, alone=best)
             twos -= chosen  # a 2 is frequent: the program may be right, or halve its loss
             break
-        trips = tuple(measure_types(got, want, position, axes, t) for t in (0, 1))
+        trips = tuple(self.types_of(got, wants[:1], axis.name, t) for t in (0, 1))
         because |= {*ranks(self.graph, types), *picks(self.graph, axis.size)} | set(
             one_each(self.graph, alone, axis.name)
         )
@@ -333,7 +337,43 @@ class Comparisons:
             uneven=uneven,
             meant=meant,
             numbers={i: number for i, (other, number) in fixed.items() if other not in twos},
+            wants=wants,
         )
+
+    def types_of(self, got: Ran, wants: Sequence[Ran], name: str, trip: int | None = None) -> Types:
+        """The types of the values of a run on a mesh axis, by runs with one device; those of a
+        later run for values that have no meaning by the first one."""
+        position, axes = self.mesh.names.index(name), len(self.mesh.names)
+        found: Types = {}
+        for want in wants:
+            types = measure_types(got, want, position, axes, trip)
+            found = {v: t if is_good(t) or v not in found else found[v] for v, t in types.items()}
+        return found
+
+    @property
+    def meaning(self) -> int:
+        """How many values have a meaning on the mesh axes on which the program is wrong."""
+        return sum(map(is_good, itertools.chain(*(c.types[0].values() for c in self.compared))))
+
+    def of_edited(self, graph: Graph) -> "Comparisons | None":
+        """The comparisons of an edited program on the mesh axes on which this program is wrong;
+        None where it does not run."""
+        try:
+            got, other = program_run(graph, every=True)(self.values), copy.copy(self)
+        except SbpInternalError:
+            raise
+        except FAILURES:  # of an edit: shapes that no longer fit
+            return None
+        other.graph, other.got, other.uneven = graph, got, uneven(graph, got, self.mesh)
+        other.compared = list[Compared]()
+        for c in self.compared:
+            if c.wants:
+                name = c.run.mesh_axis
+                trips = (self.types_of(got, c.wants[:1], name, t) for t in (0, 1))
+                types = (self.types_of(got, c.wants, name), *trips)
+                differs = any(a == name for _, _, a in other.uneven)
+                other.compared.append(replace(c, types=types, uneven=differs))
+        return other
 
     def reaches(self, graph: Graph) -> list[np.ndarray]:
         """For each result, which of its slices along the first dim change with which slice of which
@@ -562,7 +602,7 @@ def compared_runs(
         for name, n in mesh.axes
         if n > 1
     }
-    given, reasons = all(map(_is_value, leaves)), tuple(meant or ())
+    given, reasons = all(map(is_value, leaves)), tuple(meant or ())
     found = Comparisons(
         graph=graph,
         fn=fn,
@@ -570,27 +610,33 @@ def compared_runs(
         axes=own,
         mesh=mesh,
         given=given,
-        spread=any(map(_is_flat, leaves)),
-        guessed=any(map(_is_guessed, leaves)),
+        spread=any(map(is_flat, leaves)),
+        guessed=any(map(is_guessed, leaves)),
     )
     if reason := too_large(graph):
         return found.without_trial(reason)
     with jax.ensure_compile_time_eval():  # the caller may be tracing
-        values, found.others = _values(leaves, 0), _values(leaves, 1)
-        poisoned = _poison(graph, values)
-    run = program_run(graph)
+        values, found.others = values_of(leaves, 0), values_of(leaves, 1)
+        poisoned = poison(graph, values)
+    run, drawn = program_run(graph), not any(map(is_value, leaves))
     for found.values in (values, poisoned):
         try:
             found.got = run(found.values)
             first = found.values is values
             if first and not found.got.is_finite:  # a root of random values
                 with jax.ensure_compile_time_eval():
-                    exact = [_values(leaves, k, spread=False) for k in (0, 1)]
+                    exact = [values_of(leaves, k, spread=False) for k in (0, 1)]
                     if not given:
-                        exact = [[_positive(x) for x in values] for values in exact]
+                        exact = [[positive(x) for x in values] for values in exact]
                     found.values, found.others = exact
                 found.spread = False
                 found.got = run(found.values)
+            for seed in range(2, DRAWS) if first and not found.got.is_telling and drawn else ():
+                with jax.ensure_compile_time_eval():
+                    other = values_of(leaves, seed)
+                if (got := run(other)).is_telling:
+                    found.values, found.got = other, got
+                    break
         except SbpInternalError:
             raise
         except FAILURES as error:  # of `vmap`
@@ -614,30 +660,6 @@ def compared_runs(
     return found
 
 
-def _positive(x: Any) -> Any:
-    return abs(x) + 0.1 if jnp.issubdtype(x.dtype, jnp.floating) else x
-
-
-def _poison(graph: Graph, values: Sequence[Any]) -> list[Any]:
-    """Values for programs that test for finite numbers: the last element of each array that a
-    region splits is not finite."""
-    split = {
-        v
-        for node in regions_of(graph)
-        for v, spec in zip(node.inputs, node.params["in_specs"], strict=True)
-        if any(isinstance(atom_of(spec, name), Split) for name in node.params["mesh"].shape)
-    }
-
-    def of(value: int, x: Any) -> Any:
-        if value not in split or not jnp.issubdtype(x.dtype, jnp.floating):
-            return x
-        other = np.array(x)
-        other[(slice(-1, None),) * other.ndim] = np.nan  # an array may be empty
-        return jnp.asarray(other)
-
-    return [of(v, x) for v, x in zip(graph.inputs, values, strict=True)]
-
-
 def uneven(graph: Graph, ran: Ran, mesh: MeshSpec) -> frozenset[tuple[int, int, str]]:
     """The results of regions that differ between devices and claim to be equal."""
     found = set[tuple[int, int, str]]()
@@ -649,48 +671,3 @@ def uneven(graph: Graph, ran: Ran, mesh: MeshSpec) -> frozenset[tuple[int, int, 
                 if atom_of(spec, name) == B and any(differ(y, each[0]) for y in each[1:]):
                     found.add((node.id, i, name))
     return frozenset(found)
-
-
-def _is_value(x: Any) -> bool:
-    """Whether an argument is a value that this process has, not a shape."""
-    if isinstance(x, jax.Array):
-        return not isinstance(x, _jax.Tracer) and x.is_fully_addressable
-    return isinstance(x, np.ndarray | np.generic | bool | int | float | complex)
-
-
-def _is_flat(x: Any) -> bool:
-    """Whether an argument is an array of equal floats, such as a bias of zeros: it hides faults."""
-    several = _is_value(x) and np.size(x) > 1 and jnp.issubdtype(x.dtype, jnp.inexact)
-    return bool(several and (np.asarray(x) == np.ravel(x)[0]).all())
-
-
-def _is_guessed(x: Any) -> bool:
-    """Whether an argument is the shape of integers or tests, for which no values are typical."""
-    return not (_is_value(x) or _jax.is_extended(x.dtype) or jnp.issubdtype(x.dtype, jnp.inexact))
-
-
-def _values(leaves: Sequence[Any], seed: int, *, spread: bool = True) -> list[Any]:
-    """Values for all arguments. The second values of floats that are given are the first ones in
-    another order. Floats that are all equal get random numbers added, if they are to be spread."""
-    draws = (np.random.default_rng([seed, i]) for i in range(len(leaves)))
-    return [_value(x, draw, seed, spread) for x, draw in zip(leaves, draws, strict=True)]
-
-
-def _value(x: Any, draw: np.random.Generator, seed: int, spread: bool) -> Any:
-    if _is_value(x):
-        plain = not (isinstance(x, jax.Array) and _jax.is_extended(x.dtype))
-        x = np.array(x) if plain else x  # NumPy permutes an empty array in place
-        if not plain or not jnp.issubdtype(x.dtype, jnp.inexact):
-            return x
-        if spread and _is_flat(x):
-            return x + (draw.random(x.shape) / 2).astype(x.dtype)
-        return draw.permutation(x.ravel()).reshape(x.shape) if seed else x
-    if _jax.is_extended(x.dtype):
-        words = draw.integers(0, 2**32, (*x.shape, *_jax.key_shape(x.dtype)), np.uint32)
-        return _jax.wrap_key(words, x.dtype)
-    if not _is_guessed(x):
-        return draw.standard_normal(x.shape).astype(x.dtype)
-    if x.dtype == np.bool_ or x.shape:
-        return draw.integers(0, 2 if x.dtype == np.bool_ else 8, x.shape).astype(x.dtype)
-    # A whole number may be a length: one that spreads over several devices.
-    return np.asarray((5, 11)[seed], x.dtype)

@@ -207,11 +207,16 @@ class Sites:
         outer = len(maker.stack) - shared - 1
         if outer < 1:
             return None
-        call = maker.stack[outer]
+        function = maker.stack[outer].function
         if reader is not None and (
-            len(theirs) <= shared or theirs[len(theirs) - shared - 1].function != call.function
+            len(theirs) <= shared or theirs[len(theirs) - shared - 1].function != function
         ):
             return None  # a call whose frames are not all known
+        calls = reversed(maker.stack[1 : outer + 1])
+        return next(filter(None, (self._of_call(call, gradient) for call in calls)), None)
+
+    def _of_call(self, call: Span, gradient: bool) -> Site | None:
+        """The user's name or expression for the result of a call with a gradient inside."""
         expression, name = expression_at(call)
         if not isinstance(expression, ast.Call):
             return None

@@ -2,7 +2,7 @@
 make the values and need them converted, what inputs are (weights, the optimiser's state, or other
 arguments), and the strategy: what each mesh axis is used for, in the names of the field."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -139,6 +139,23 @@ def alike(tensors: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
         (replace(one, name=common_name([t.name for t in same])), len(same))
         for one, same in groups.items()
     ]
+
+
+def exceptions(tensors: Sequence[Tensor]) -> list[tuple[list[Tensor], NdSbp, int]]:
+    """Tensors of numbered layers whose type is not that of most tensors of the same name and shape
+    in the other layers: those with the same two types, the type of the others, and how many there
+    are of these.
+
+    Arguments:
+      tensors: the tensors.
+    """
+    found = list[tuple[Tensor, NdSbp, int]]()
+    for same in group_by(tensors, lambda t: (without_numbers(t.name), t.shape)).values():
+        (common, count), *_ = Counter(t.type for t in same).most_common()
+        if count > 2 * (len(same) - count):
+            found += [(t, common, count) for t in same if t.type != common]
+    alike = group_by(found, lambda odd: (odd[0].type, *odd[1:])).values()
+    return [([t for t, *_ in same], *same[0][1:]) for same in alike]
 
 
 def counted_bytes(found: Iterable[tuple[Tensor, int]]) -> float:

@@ -494,6 +494,13 @@ def plan_page(
 
 def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> Iterator[Part]:
     yield _cost(program)
+    ends = (facts.inputs(program), facts.outputs(program, output_names))
+    for odd, common, count in next(filter(None, map(facts.exceptions, ends)), ()):
+        names = listed(f"`{t.name}`" for t in odd)
+        yield (
+            f"layers differ: {names} {'are' if odd[1:] else 'is'} {odd[0].type!r}; in"
+            f" {counted(count, 'other layer')} {'they are' if odd[1:] else 'it is'} {common!r}"
+        )
     if found := facts.strategy(program):
         yield "; ".join(f"`{axis}`: {text}" for axis, text in found.items())
     if not short:

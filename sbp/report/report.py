@@ -1,5 +1,7 @@
 """The report on a program: as text for a terminal, as HTML for a notebook, and as data."""
 
+import json
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +12,7 @@ from sbp.errors import Diagnostic, SbpError
 from sbp.handwritten.check import Coverage
 from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, or_none, takes
 from sbp.plan.program import PHASES, Program
+from sbp.plan.saved import write_file
 from sbp.report import device_bytes, facts, flows, pages, shards
 from sbp.report.parts import Page, Picture, Section, png_of
 from sbp.report.rendering import MIN_WIDTH, page_html, page_lines
@@ -19,6 +22,7 @@ from sbp.report.timeline import (
     limits,
     limits_section,
     timeline_picture,
+    trace_events,
 )
 
 TEXT_WIDTH = 120
@@ -291,6 +295,29 @@ class Report(Shows):
         True
         """
         return Shown(page=Page(parts=(timeline_picture(self._planned("modelled")),)))
+
+    @takes("Report.trace", skip=1)
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the modelled step as a JSON trace, which https://ui.perfetto.dev and
+        chrome://tracing open beside a profile of the real step: a track for the device's own work,
+        one for the links of each mesh axis, and one for the loops. All runs of an operation in a
+        loop are one event.
+
+        Arguments:
+          path: the file; one that exists is replaced.
+
+        Raises:
+          SbpError: `unknown-option` where there is no plan to be modelled, `saved-plan` where the
+            file cannot be written.
+
+        >>> import jax, sbp
+        >>> mesh = jax.sharding.AbstractMesh((2,), ("model",))
+        >>> step = sbp.jit(lambda x, w: x @ w, mesh, in_types=("model:S(1)", "model:S(0)"))
+        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> step.plan(x, x).report().trace("step.json")
+        """
+        events = trace_events(Schedule(self._planned("modelled")))
+        write_file(path, json.dumps({"traceEvents": events}).encode())
 
     @takes("Report.memory", skip=1)
     def memory(self) -> Shown:

@@ -4,7 +4,7 @@ mesh axis, a picture of it, and what limits the program."""
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sbp.errors import counted, seconds_text
 from sbp.infer.cost import exchanges, local_seconds
@@ -186,6 +186,28 @@ def lane_seconds(found: Schedule) -> dict[str, dict[Phase, float]]:
         lane: {p: sum((i.waited for i in own if i.phase == p), 0.0) for p in PHASES}
         for lane, own in lanes.items()
     }
+
+
+def trace_events(found: Schedule) -> list[dict[str, Any]]:
+    """A schedule in the Trace Event Format of Chrome, which Perfetto opens: a track for the loops
+    and one for each lane. Times are microseconds."""
+    lanes = ["loops", OWN_LANE, *dict.fromkeys(one.lane for one in found.intervals if one.axes)]
+
+    def event(lane: str, one: Interval | LoopInterval, name: str, **facts: Any) -> dict[str, Any]:
+        at = {"ph": "X", "pid": 0, "tid": lanes.index(lane), "name": name, "args": facts}
+        return at | {"ts": 1e6 * one.start, "dur": 1e6 * one.seconds}
+
+    track = {"ph": "M", "pid": 0, "name": "thread_name"}
+    events = [track | {"tid": k, "args": {"name": lane}} for k, lane in enumerate(lanes)]
+    for loop in found.loops:
+        place = place_name(loop.node)
+        events.append(event("loops", loop, f"{loop.node.op} {place.where}", line=place.text))
+    for one in found.intervals:
+        text, where = one.line
+        facts = {"line": text, "at": where, "pass": one.phase, "bound": one.bound}
+        facts |= {"runs": one.runs, "waited_us": 1e6 * one.waited}
+        events.append(event(one.lane, one, f"{one.what} {where}", **facts))
+    return events
 
 
 def causes(found: Schedule) -> list[Interval]:

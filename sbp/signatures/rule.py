@@ -156,7 +156,7 @@ KEEPS_INDICES = {"add", "broadcast_in_dim", "convert_element_type", "lt", "resha
 """Operations through which the index of a device is still an index; JAX adds the length of the dim
 to a negative one."""
 
-BITCAST, RAGGED_PRODUCT = "bitcast_convert_type", "ragged_dot_general"
+REDUCE_PRECISION, RAGGED_PRODUCT = "reduce_precision", "ragged_dot_general"
 """The operators that read the bits of an array as another dtype, and that multiply ragged groups of
 rows by a matrix each."""
 

@@ -1,6 +1,7 @@
 """Reports: exact texts; the same facts in terminal and HTML, the same bytes in every process."""
 
 import dataclasses
+import functools
 import io
 import re
 from collections import Counter
@@ -192,6 +193,22 @@ def test_large_programs_fold():
     assert "more groups" not in Report(program=many(12).program).text(WIDE)
     short = Report(program=many(9).program).short().text(WIDE)  # it shows those of eight lines
     assert re.search(r"and 1 more groups: \d+\.\d (B|KiB) per device", short)
+
+
+def test_the_layer_that_differs_is_named_first():
+    def step(layers, x):
+        return jax.grad(lambda w: functools.reduce(jax.numpy.dot, w, x).sum())(layers)
+
+    pins = ["model:S(1)"] * 5
+    assert "layers differ" not in str(planned_layers(step, pins))
+    pins[3] = "model:S(0)"
+    shown = str(planned_layers(step, pins)).splitlines()[4]
+    assert shown.startswith("layers differ: `layers[3]` is model:S(0); in 4 other layers it is")
+
+
+def planned_layers(step, pins):
+    layers = [shape(256, 256)] * len(pins)
+    return sbp.jit(step, MESH, in_types=(pins, "B")).plan(layers, shape(64, 256)).report()
 
 
 def test_html_stands_alone():

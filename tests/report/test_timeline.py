@@ -80,6 +80,21 @@ def test_the_step_waits_for_what_the_plan_takes(plans, name):
     assert sum(i.waited for i in found.intervals) == pytest.approx(found.seconds, rel=1e-9)
 
 
+@pytest.mark.parametrize("name", ["scanned", "unrolled"])
+def test_a_trace_has_the_intervals_of_the_step(plans, name, tmp_path):
+    plans[name].report().trace(tmp_path / "step.json")
+    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    lanes = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert [*lanes.values()][:2] == ["loops", "compute"]
+    done = [e for e in events if e["ph"] == "X" and lanes[e["tid"]] != "loops"]
+    seconds = Schedule(plans[name].program).seconds
+    assert sum(e["args"]["waited_us"] for e in done) == pytest.approx(1e6 * seconds)
+    assert max(e["ts"] + e["dur"] for e in done) == pytest.approx(1e6 * seconds)
+    gathered = [e for e in done if "all_gather" in e["name"]]
+    assert gathered or name != "scanned"
+    assert all(lanes[e["tid"]].startswith("link") for e in gathered)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_nothing_overlaps_but_exchanges_beside_products(plans, name):
     found = Schedule(plans[name].program)

@@ -137,6 +137,28 @@ def test_signs_are_no_least_value():
     assert not any("pmin" in h.text or "pmax" in h.text for h in found.helps)
 
 
+@pytest.mark.parametrize("rate", [1e-1, 1e-5])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_small_updates_count(rate, scaled):
+    """Also of weights whose gradient is zero but for rounding, and is divided by its size."""
+
+    def loss(w, v, x, y):
+        return squares(w, x, y) + jax.nn.softmax(x @ v).sum()
+
+    def codes(reduced):
+        def step(w, v, x, y):
+            grads = map(reduced, jax.grad(loss, (0, 1))(w, v, x, y))
+            sizes = lambda g: jnp.sqrt(g * g) + 1e-8 if scaled else 1.0
+            return [u - rate * (g / sizes(g)) for u, g in zip((w, v), grads, strict=True)]
+
+        specs = (WHOLE, *STEP)
+        region = jax.shard_map(step, mesh=MESH, in_specs=specs, out_specs=WHOLE, check_vma=False)
+        return [d.code for d in sbp.check_shard_map(region, W, W, X, Y, mesh=MESH).diagnostics]
+
+    assert codes(lambda g: lax.pmean(g, "d")) == []
+    assert codes(lambda g: g) == ["missing-reduction"]
+
+
 def unrolled(x):
     """Each device has the sum of another half of the rows."""
     part = x

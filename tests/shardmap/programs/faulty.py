@@ -359,4 +359,54 @@ PLACES = {
 }
 
 
-PROGRAMS = GRADIENTS | OUTSIDE | PLACES
+# Several reductions are missing, and the result is wrong until all of them are there.
+
+
+def normalised(x):
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    return (x - mean) / jnp.sqrt(variance + 1e-6)
+
+
+def softmax(x):
+    e = jnp.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def two_layers(x, w1, w2, w3, w4):
+    h = jax.nn.relu(x @ w1) @ w2
+    return jax.nn.relu(h @ w3) @ w4
+
+
+def clipped(w, x, y):
+    g = jax.grad(loss)(w, x, y)
+    return w - 0.1 * g / jnp.maximum(jnp.sqrt((g * g).sum()), 1.0)
+
+
+def accuracy(x, labels):
+    hits = (x.argmax(-1) == labels).sum()
+    return hits / labels.shape[0]
+
+
+FEATURES = PS("data", "model")
+SEVERAL = {
+    "normalised": Faulty(normalised, normalised, (X,), (FEATURES,), FEATURES),
+    "batch_normalised": Faulty(
+        lambda x: normalised(x.T).T, lambda x: normalised(x.T).T, (X,), (PS("data"),), PS("data")
+    ),
+    "softmax": Faulty(softmax, jax.nn.softmax, (X,), (FEATURES,), FEATURES),
+    "two_layers": Faulty(
+        two_layers, two_layers, (X, W1, W2, W2.T, W1.T), (*MLP, *MLP[1:]), PS("data")
+    ),
+    "clipped": Faulty(clipped, clipped, (W, X, Y), STEP, PS()),
+    "accuracy": Faulty(
+        accuracy,
+        accuracy,
+        (X, np.where(np.arange(16) < 5, X.argmax(-1), 0).astype(np.int32)),
+        (PS("data"), PS("data")),
+        PS(),
+    ),
+}
+
+
+PROGRAMS = GRADIENTS | OUTSIDE | PLACES | SEVERAL
