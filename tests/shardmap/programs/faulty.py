@@ -368,11 +368,6 @@ def normalised(x):
     return (x - mean) / jnp.sqrt(variance + 1e-6)
 
 
-def softmax(x):
-    e = jnp.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
 def two_layers(x, w1, w2, w3, w4):
     h = jax.nn.relu(x @ w1) @ w2
     return jax.nn.relu(h @ w3) @ w4
@@ -394,7 +389,6 @@ SEVERAL = {
     "batch_normalised": Faulty(
         lambda x: normalised(x.T).T, lambda x: normalised(x.T).T, (X,), (PS("data"),), PS("data")
     ),
-    "softmax": Faulty(softmax, jax.nn.softmax, (X,), (FEATURES,), FEATURES),
     "two_layers": Faulty(
         two_layers, two_layers, (X, W1, W2, W2.T, W1.T), (*MLP, *MLP[1:]), PS("data")
     ),

@@ -87,7 +87,6 @@ PAIRS = {
         (LOGITS,),
         (BOTH,),
         BOTH,
-        repaired=False,
     ),
     "softmax_own_maximum": Pair(
         "misplaced-reduction",
