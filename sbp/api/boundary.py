@@ -239,9 +239,8 @@ def _read_type(t: Any, where: str, mesh: MeshSpec, rank: int | None = None) -> N
 def _plain_type(t: Any, shape: tuple[int, ...], mesh: MeshSpec) -> tuple[Any, bool]:
     """An entry that is no function as a type in JAX's or sbp's own words, and whether it asks for
     `sbp.Padded`."""
-    if isinstance(t, FullySharded):
-        t = t.type_of(shape, mesh.axes)
-    return (t.type, True) if isinstance(t, PaddedType) else (t, False)
+    found = t.type_of(shape, mesh.axes) if isinstance(t, FullySharded) else t
+    return (found.type, True) if isinstance(found, PaddedType) else (found, False)
 
 
 def broadcast_types(
@@ -435,10 +434,9 @@ def _no_array(x: Any) -> str:
     if not isinstance(x, arrays) or not isinstance(dtype, np.dtype):
         return f"is not an array: {type(x).__name__}; mark it static or pass an array"
     if not dtype.isnative and dtype.kind in "biufc":
-        native = dtype.newbyteorder("=").name
         return (
             f"has dtype {dtype.str}, the other byte order than this machine's; pass"
-            f" x.astype({native!r})"
+            f" x.astype({dtype.newbyteorder('=').name!r})"
         )
     return (
         f"has dtype {dtype.str}, which JAX does not take; pass an array of numbers or booleans,"
@@ -486,11 +484,13 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
 
 def codes_of(t: NdSbp | None, mesh: MeshSpec) -> tuple[int | None, ...] | None:
     """A type in codes, with None on each free axis; None for None."""
-    if t is None:
-        return None
-    return tuple(
-        None if axis in t.free else c
-        for axis, c in zip(mesh.names, from_type(t, mesh), strict=True)
+    return (
+        None
+        if t is None
+        else tuple(
+            None if axis in t.free else c
+            for axis, c in zip(mesh.names, from_type(t, mesh), strict=True)
+        )
     )
 
 
@@ -520,13 +520,14 @@ def even_boundary(leaf: Leaf, shape: tuple[int, ...], mesh: MeshSpec, where: str
             trial = NdSbp({**atoms, axis: t.get(axis)})
             atoms[axis] = t.get(axis) if is_even(shape, from_type(trial, mesh), mesh.sizes) else B
     even = NdSbp(atoms, t.free)
-    why = "does not divide evenly" if 0 not in shape else "has no elements to split"
-    text = f"{why} under {t!r}, so sbp holds the array as {even!r} at the boundary"
+    why, more = "has no elements to split", ""
     if 0 not in shape:
-        text += (
+        why = "does not divide evenly"
+        more = (
             " and slices or gathers it inside the program; pad the dim, or use"
             f' sbp.padded("{t!r}") to keep it split between calls'
         )
+    text = f"{why} under {t!r}, so sbp holds the array as {even!r} at the boundary{more}"
     warn("uneven-boundary", f"{where} of shape {shape}", text)
     return replace(leaf.with_type(even), pin=Pin(t, complete=True))
 

@@ -3,7 +3,6 @@ inputs."""
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -163,8 +162,7 @@ def refuse_taken(flat: Sequence[Any], names: Sequence[str], donated: Sequence[in
     Raises:
       SbpError: `bad-argument`.
     """
-    first: dict[int, int] = {}
-    taken = frozenset(donated)
+    first, taken = dict[int, int](), frozenset(donated)
     for i, x in enumerate(flat):
         if isinstance(x, _jax.Tracer):
             raise refused(
@@ -360,10 +358,8 @@ class CallReader:
     def __init__(
         self, fn: Callable[..., Any], mesh: Mesh | AbstractMesh, options: JitOptions
     ) -> None:
-        self.fn = fn
-        self.mesh = mesh
+        self.fn, self.mesh, self.options = fn, mesh, options
         self.spec = mesh_spec(mesh, options.hardware)
-        self.options = options
         named = [("boxing", axis) for axis in options.axis_policies]
         named += [("budgets", b.axis) for b in options.budgets if b.axis is not None]
         for option, axis in named:
@@ -399,12 +395,12 @@ class CallReader:
         with_path, tree = paths_of(
             (dynamic, dynamic_kwargs), "the arguments", lambda x: isinstance(x, Partial | Padded)
         )
-        arrays = [x for _, x in with_path]
         heads = [self._argument_name(p) for p in positions]
         carried = [self._leaf(path, _leaf_name(path, heads), x) for path, x in with_path]
         with about_option(self.options.in_option):
             typed = self._with_types(heads, tree, carried)
         donated = self._donated(positions, len(args))
+        arrays = [x for _, x in with_path]
         leaves = tuple(
             replace(with_arrival(leaf, x, self.mesh), donated=leaf.path[:2] in donated)
             for leaf, x in zip(typed, arrays, strict=True)
@@ -430,9 +426,16 @@ class CallReader:
             warn_of_lost_state(held, result, name, lambda p: _leaf_name(p, heads))
             return result
 
-        keys = tuple(map(_aval_key, leaves)), _statics_key(statics), _statics_key(static_kwargs)
-        asked = tuple(leaf.demand for leaf in leaves)
-        key = (tree, *keys, asked, _jax.trace_key())
+        key = (
+            tree,
+            tuple(
+                (x.aval.shape, x.aval.dtype, x.aval.weak_type, x.memory, x.in_host) for x in leaves
+            ),
+            _statics_key(statics),
+            _statics_key(static_kwargs),
+            tuple(leaf.demand for leaf in leaves),
+            _jax.trace_key(),
+        )
         return CallSignature(key=key, tree=tree, leaves=leaves, call=call), arrays
 
     def _leaf(self, path: KeyPath, name: str, x: Any) -> Leaf:
@@ -519,7 +522,6 @@ class CallReader:
                 " give one entry for each argument, and pass these arguments by position",
                 ValueError,
             )
-        pairs = zip(in_types, arguments, strict=True)
         found = (
             broadcast_types(
                 entry,
@@ -529,9 +531,9 @@ class CallReader:
                 self.spec,
                 skip=2,
             )
-            for number, (entry, (argument, at)) in enumerate(pairs)
+            for number, (entry, (argument, at)) in enumerate(zip(in_types, arguments, strict=True))
         )
-        return [*itertools.chain(*found), *rest]
+        return [*(leaf for own in found for leaf in own), *rest]
 
     def _by_pattern(self, heads: Sequence[str], leaves: Sequence[Leaf]) -> list[Leaf]:
         """Positional arguments where `in_types` is one dict of patterns for all of them. A path
@@ -553,11 +555,6 @@ def _leaf_name(path: KeyPath, heads: Sequence[str]) -> str:
     where, index, *rest = path
     head = index.key if where.idx else heads[index.idx]
     return f"{head}{jax.tree_util.keystr(tuple(rest))}"
-
-
-def _aval_key(leaf: Leaf) -> tuple[Any, ...]:
-    aval = leaf.aval
-    return aval.shape, aval.dtype, aval.weak_type, leaf.memory, leaf.in_host
 
 
 def _statics_key(statics: Mapping[Any, Any]) -> tuple[tuple[Any, type, Any], ...]:

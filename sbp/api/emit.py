@@ -52,18 +52,6 @@ _IMPORTS = (
 """The imports of a file, each with what needs it."""
 
 
-class Emitted(NamedTuple):
-    """A plan as source.
-
-    Attributes:
-      text: the file.
-      arrays: arrays that it reads from the file of the same name that ends in `.npz`.
-    """
-
-    text: str
-    arrays: dict[str, Any]
-
-
 class Call(NamedTuple):
     """The user's function.
 
@@ -80,8 +68,11 @@ class Call(NamedTuple):
     outs: Any
 
 
-def emit(program: Program, executable: Executable, call: Call, shapes: Sequence[Any]) -> Emitted:
-    """The source of a plan.
+def emit(
+    program: Program, executable: Executable, call: Call, shapes: Sequence[Any]
+) -> tuple[str, dict[str, Any]]:
+    """The source of a plan: the file, and arrays that it reads from the file of the same name that
+    ends in `.npz`.
 
     Arguments:
       program: the plan.
@@ -122,8 +113,8 @@ def emit(program: Program, executable: Executable, call: Call, shapes: Sequence[
         named = f"{{{', '.join(f'{k!r}: {k}' for k in call.keywords)}}}"
     else:
         heads.append(f"**{named}")
-    numbers, given = iter(range(call.outs.num_leaves)), tuple_text(call.positional)
-    given = f"({given}, {named})" if call.keywords else given
+    numbers, positional = iter(range(call.outs.num_leaves)), tuple_text(call.positional)
+    given = f"({positional}, {named})" if call.keywords else positional
     main = [
         f"def {own}({', '.join(heads)}):",
         f"    arrays = jax.tree.leaves({given})",
@@ -142,8 +133,7 @@ def emit(program: Program, executable: Executable, call: Call, shapes: Sequence[
         settings += update("jax_threefry_partitionable", False)
     arrays = 'ARRAYS = np.load(Path(__file__).with_suffix(".npz"))\n' if writer.arrays else ""
     body = "\n\n\n".join([*writer.texts, "\n".join(run), "\n".join(main)])
-    spaced = "".join(c if c.isalnum() or c in "_." else " " for c in arrays + body)
-    words = {*spaced.split()}
+    words = "".join(c if c.isalnum() or c in "_." else " " for c in arrays + body).split()
     used = [line for needs, line in _IMPORTS if any(w.startswith(needs) for w in words)]
     head = _HEAD.format(
         name=own,
@@ -159,7 +149,7 @@ def emit(program: Program, executable: Executable, call: Call, shapes: Sequence[
         names=text_of(tuple(mesh.names)),
         count=len(mesh.sizes),
     )
-    return Emitted(f"{head}\n\n\n{body}\n", writer.arrays)
+    return f"{head}\n\n\n{body}\n", writer.arrays
 
 
 def _specs(shardings: Sequence[Any]) -> str:
@@ -190,7 +180,7 @@ def _result(tree: Any, numbers: Iterator[int], nodes: Mapping[Any, str]) -> str:
         return f"outs[{next(numbers)}]"
     kind, keys = tree.node_data() or (type(None), ())
     like = nodes.get(tree) if not _is_plain(tree) else None
-    if like or kind not in _CONTAINERS or (kind is dict and not _are_written(keys)):
+    if like or not _is_written(tree):
         leaves = tuple_text([f"outs[{next(numbers)}]" for _ in range(tree.num_leaves)])
         return f"jax.tree.unflatten(jax.tree.structure({like}), {leaves})" if like else leaves
     parts = [_result(child, numbers, nodes) for child in tree.children()]
@@ -203,11 +193,13 @@ def _result(tree: Any, numbers: Iterator[int], nodes: Mapping[Any, str]) -> str:
 
 def _is_plain(tree: Any) -> bool:
     """Whether all nodes of a pytree are of Python's classes."""
+    return _is_written(tree) and all(map(_is_plain, tree.children()))
+
+
+def _is_written(tree: Any) -> bool:
+    """Whether the outermost node of a pytree can be written: it is of a class of Python's, and of a
+    dict all keys can be written."""
     kind, keys = tree.node_data() or (type(None), ())
-    written = kind is not dict or _are_written(keys)
-    return kind in _CONTAINERS and written and all(map(_is_plain, tree.children()))
-
-
-def _are_written(keys: Sequence[Any]) -> bool:
-    """Whether keys of a dict can be written."""
-    return all(type(key) in (str, int, bool) for key in keys)
+    return kind in _CONTAINERS and (
+        kind is not dict or all(type(key) in (str, int, bool) for key in keys)
+    )

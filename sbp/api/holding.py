@@ -80,10 +80,10 @@ class Holding:
         """The shape of the array that the program takes for an argument: that of a `Partial` with
         its leading dims, that of a `Padded` with padding."""
         leaf = self.signature.leaves[position]
-        shape, t = tuple(leaf.aval.shape), leaf.partial
         if position in self.inputs:
             return self.paddings[position].padded_shape
-        return shape if t is None else (*(n for n in _part_sizes(t, self.mesh) if n > 1), *shape)
+        sizes = _part_sizes(leaf.partial, self.mesh) if leaf.partial else []
+        return (*(n for n in sizes if n > 1), *leaf.aval.shape)
 
     @functools.cached_property
     def shapes(self) -> list[jax.ShapeDtypeStruct]:
@@ -196,7 +196,9 @@ class Holding:
         found = self.results_like(outs)
         for position, (out, leaf) in enumerate(zip(outs, self.returned.leaves, strict=True)):
             if leaf.partial is not None:
-                parts = _with_part_dims(out, leaf.partial, self.mesh)
+                sizes = _part_sizes(leaf.partial, self.mesh)
+                shape = (*sizes, *out.shape[sum(n > 1 for n in sizes) :])
+                parts = out.reshape(shape) if 1 in sizes else out
                 found[position] = Partial(parts, leaf.partial, self.program.output_sum(position))
         return found
 
@@ -268,8 +270,3 @@ def _parts(leaf: Partial, mesh: Mesh) -> Any:
         if 1 not in sizes
         else leaf.parts.reshape(*(n for n in sizes if n > 1), *leaf.parts.shape[leaf.rank :])
     )
-
-
-def _with_part_dims(out: Any, t: NdSbp, mesh: Mesh) -> Any:
-    sizes = _part_sizes(t, mesh)
-    return out if 1 not in sizes else out.reshape(*sizes, *out.shape[sum(n > 1 for n in sizes) :])

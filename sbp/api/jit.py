@@ -116,9 +116,7 @@ class Jitted:
         self, fn: Callable[..., Any], mesh: Mesh | AbstractMesh | None, options: JitOptions
     ) -> None:
         functools.update_wrapper(self, fn)
-        self._fn = fn
-        self.options = options
-        self._mesh = mesh
+        self._fn, self._mesh, self.options = fn, mesh, options
         self._readers: dict[Mesh | AbstractMesh, CallReader] = {}
         self._plans: dict[Any, Plan] = {}  # by the keys of call signatures
         self._quick: dict[Any, Plan] = {}  # by keys of `quick_key`
@@ -350,9 +348,9 @@ class JittedMethod:
         if name.startswith("__"):  # copy and pickle ask for some before there is a function
             raise AttributeError(name)
         found = getattr(self.__func__, name)
-        if name not in ("check", "plan", "trace", "lower", "eval_shape"):
-            return found  # it does not take the object as an argument
-        return functools.update_wrapper(functools.partial(found, self.__self__), found)
+        bound = functools.partial(found, self.__self__)
+        takes_arguments = name in ("check", "plan", "trace", "lower", "eval_shape")
+        return functools.update_wrapper(bound, found) if takes_arguments else found
 
     def __dir__(self) -> Iterable[str]:
         return {*super().__dir__(), *dir(self.__func__)}

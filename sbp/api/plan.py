@@ -80,15 +80,12 @@ class Plan:
         self, reader: CallReader, signature: CallSignature, program: Program, traced: Traced
     ) -> None:
         self.program = program  # the first attribute, since pickle is to refuse it
-        self._reader = reader
-        self._signature = signature
-        self.results = traced.results
+        self._reader, self._signature, self.results = reader, signature, traced.results
+        self._names, self._donated = signature.names, signature.donated
         self._diagnostics: tuple[Diagnostic, ...] | None = None
         self.noted: tuple[Diagnostic, ...] = ()
-        self.used = 0
-        self._names, self._donated = signature.names, signature.donated
-        self._moved = False
         self._quick: tuple[Any, ...] | None = None
+        self.used, self._moved = 0, False
 
     @functools.cached_property
     def _executable(self) -> Executable:
@@ -118,13 +115,9 @@ class Plan:
     @functools.cached_property
     def _joint(self) -> JointRun | None:
         """What its runs need where there are several processes."""
-        if jax.process_count() == 1:
-            return None
-        return JointRun(
-            self._executable,
-            self._names,
-            [leaf.type for leaf in self._signature.leaves],
-        )
+        types = [leaf.type for leaf in self._signature.leaves]
+        several = jax.process_count() > 1
+        return JointRun(self._executable, self._names, types) if several else None
 
     @property
     def cost(self) -> Cost:
@@ -238,8 +231,8 @@ class Plan:
         """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO. What it
         compiles to is called as the function is, without static arguments. On an abstract mesh it
         has `.as_text()` and does not compile."""
-        structures = self.holding.structures()
-        return _jax.with_structures(self._executable.lower(self.holding.shapes), *structures)
+        lowered = self._executable.lower(self.holding.shapes)
+        return _jax.with_structures(lowered, *self.holding.structures())
 
     @takes("Plan.report", skip=1, refine=FLAG)
     def report(self, *, refine: bool = False) -> Report:
@@ -373,9 +366,8 @@ class Plan:
         >>> exported.call(jax.numpy.ones(2)).tolist()
         [2.0, 2.0]
         """
-        executable, platforms = self._executable, None
-        if isinstance(self._reader.mesh, AbstractMesh):
-            platforms = (self.program.mesh.hardware.platform,)
+        executable, platform = self._executable, self.program.mesh.hardware.platform
+        platforms = (platform,) if isinstance(self._reader.mesh, AbstractMesh) else None
         ins, outs = self.holding.structures()
         args, kwargs = jax.tree.unflatten(ins, self.holding.shapes)
 
@@ -444,14 +436,14 @@ class Plan:
             ins=self._signature.tree,
             outs=self.results.tree,
         )
-        found = emit(self.program, self._executable, call, self.holding.shapes)
+        text, arrays = emit(self.program, self._executable, call, self.holding.shapes)
         if path is not None:
-            if found.arrays:
+            if arrays:
                 data: Any = io.BytesIO()
-                np.savez(data, **found.arrays)
+                np.savez(data, **arrays)
                 write_file(Path(path).with_suffix(".npz"), data.getvalue())
-            write_file(path, found.text.encode())
-        return found.text
+            write_file(path, text.encode())
+        return text
 
     def certificate(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan's claims as JSON, which `tools/certify.py` checks without sbp.
@@ -647,9 +639,9 @@ def assert_plan_unchanged(
     except FileNotFoundError:
         raise AssertionError(f"{path} is missing: {how}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise _bad(f"cannot read {path}: {error}; {how}") from None
+        raise SbpError(f"cannot read {path}: {error}; {how}", code="saved-plan") from None
     if not kept.startswith(_HEAD):
-        raise _bad(f"{path} is not a file of assert_plan_unchanged: {how}")
+        raise SbpError(f"{path} is not a file of assert_plan_unchanged: {how}", code="saved-plan")
     if kept != text:
         said = difflib.unified_diff(
             kept.splitlines(), text.splitlines(), str(path), "this plan", lineterm="", n=1
@@ -664,25 +656,19 @@ def _lines(plan: Plan) -> Iterator[str]:
     program = plan.program
     yield _HEAD
     yield f"mesh {program.mesh}"
-    for axis, text in strategy(program).items():
-        yield f"strategy of {axis}: {text}"
+    yield from (f"strategy of {axis}: {text}" for axis, text in strategy(program).items())
     yield f"sent: {program.cost.bytes_per_device:,.0f} bytes per device"
     yield f"peak memory: {program.cost.peak_memory_bytes:,.0f} bytes per device"
     for kind, tensors in (
         ("input", inputs(program)),
         ("output", outputs(program, plan.report().output_names)),
     ):
-        for tensor in tensors:
-            yield f"{kind} {tensor.name}: {tensor.shape} {tensor.type!r}"
+        yield from (f"{kind} {t.name}: {t.shape} {t.type!r}" for t in tensors)
     flows = ProgramFlows(program)
     places = [(f"{stop.phase} `{stop.text}`", stop.sends) for stop in flows.stops]
     for place, found in (*places, ("returned", flows.results.sends)):
-        for one in found:
-            yield (
-                f"{place}: {one.kind} on {one.axes}, {one.change}, {one.runs} runs,"
-                f" {one.bytes:,.0f} bytes"
-            )
-
-
-def _bad(message: str) -> SbpError:
-    return SbpError(message, code="saved-plan")
+        yield from (
+            f"{place}: {one.kind} on {one.axes}, {one.change}, {one.runs} runs,"
+            f" {one.bytes:,.0f} bytes"
+            for one in found
+        )

@@ -30,7 +30,7 @@ from sbp.errors import (
     noting,
     rename_axis,
 )
-from sbp.explain.change import Change, tried
+from sbp.explain.change import Change, labels_at, tried
 from sbp.explain.faults import LIMITS
 from sbp.kinds import show
 from sbp.plan.program import Program
@@ -64,13 +64,13 @@ def diagnose(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[Di
     plain = (one for one in changes if not any(label.text for label in one.labels))
     likely = next((one for one, _ in tries.accepted), next(plain, None))
     changed = likely.labels if likely is not None else ()
-    labels = found[0].labels or changed or _option_label(error, options)
+    labels = found[0].labels or changed or labels_at([argument_span(options.at, error.option)], "")
     if error.call is not None and changed:
         labels = (*changed, *(dataclasses.replace(label, primary=False) for label in labels))
-    notes, left = found[0].notes, tries.untried
-    if left:
-        notes += (f"sbp did not try {counted(left, 'more change')}",)
+    left = tries.untried
+    untried = [f"sbp did not try {counted(left, 'more change')}"] if left else []
     helps = tuple(one.help(program) for one, program in tries.accepted)
+    notes = (*found[0].notes, *untried)
     return (dataclasses.replace(found[0], labels=labels, notes=notes, helps=helps),)
 
 
@@ -106,8 +106,7 @@ def _corrections(error: SbpError, options: JitOptions) -> Iterator[Change]:
         return
     written = _source_text(slip.wrong)
     for right in slip.likely:
-        edits = constants_in(at, written, _source_text(right))
-        if edits:
+        if edits := constants_in(at, written, _source_text(right)):
             yield Change(
                 text=f"write {show(_source_text(right))} for {show(written)} at line {at.line}",
                 edits=edits,
@@ -200,13 +199,12 @@ def _renames(error: SbpError, options: JitOptions) -> Iterator[Change]:
     """An option with a key, a type text or an axis of it replaced by each likely one."""
     if error.slip is None:
         return
-    option, wrong = error.option, error.slip.wrong
-    field = other_option(option)
+    option, wrong, field = error.option, error.slip.wrong, other_option(error.option)
+    part = argument_span(options.at, option)
     for right in error.slip.likely:
         value = _replace(getattr(options, field), wrong, right)
         if repr(value) == repr(getattr(options, field)):
             continue
-        part = argument_span(options.at, option)
         written = constants_in(part, _source_text(wrong), _source_text(right)) if part else ()
         yield _change(
             f"write {show(_source_text(right))} for {show(_source_text(wrong))} in {option}",
@@ -243,9 +241,3 @@ def _replace(entry: Any, wrong: Any, right: Any) -> Any:
             return entry.replace(repr(wrong), repr(right))
         case _:
             return entry
-
-
-def _option_label(error: SbpError, options: JitOptions) -> tuple[Label, ...]:
-    """The place of the option that an error is about."""
-    part = argument_span(options.at, error.option)
-    return (Label(span=part, text="", primary=True),) if part else ()

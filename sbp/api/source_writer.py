@@ -56,7 +56,7 @@ def free_name(wanted: str, taken: set[str]) -> str:
     name = "_".join(words).strip("_") or "x"
     name = f"x_{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
     numbered = (f"{name}_{n}" for n in itertools.count(2))
-    return name if name not in taken else next(n for n in numbered if n not in taken)
+    return next(n for n in itertools.chain([name], numbered) if n not in taken)
 
 
 class _FunctionNames:
@@ -99,18 +99,9 @@ class SourceWriter:
         self.program, self.mesh = program, program.mesh
         self.user = Names(program.graph)
         self.instructions: list[Instruction] = []
-        self.module = {*MODULES, *dir(builtins), "functools", "Path", "NamedSharding", "AxisType"}
-        self.module |= {
-            "ARRAYS",
-            "ARGUMENTS",
-            "given",
-            "mesh",
-            "run",
-            "arrays",
-            "outs",
-            "named",
-            "shardings",
-        }
+        imported = "functools", "Path", "NamedSharding", "AxisType", "ARRAYS", "ARGUMENTS"
+        own = "given", "mesh", "run", "arrays", "outs", "named", "shardings"
+        self.module = {*MODULES, *dir(builtins), *imported, *own}
         self.functions: dict[str, str] = {}  # by their text without the name
         self.scopes: list[_FunctionNames] = []  # of the functions being written, inside out
         self.texts: list[str] = []
@@ -204,15 +195,12 @@ class SourceWriter:
 
     def read(self, atom: Any, scope: _FunctionNames, *, plain: bool = False) -> str:
         """An operand as an expression; a number may be written without its dtype if `plain`."""
-        value = atom if is_literal(atom) else scope.values[atom]
+        value = self.value(atom, scope)
         if not is_literal(value):
             return value
-        number = value.val
-        return (
-            self.constant(number)
-            if np.ndim(number)
-            else scalar_text(number, value.aval, plain=plain)
-        )
+        if np.ndim(value.val):
+            return self.constant(value.val)
+        return scalar_text(value.val, value.aval, plain=plain)
 
     def body(self, jaxpr: Any, scope: _FunctionNames) -> Iterator[str]:
         """The lines of the equations of a jaxpr whose results are read."""
@@ -221,8 +209,7 @@ class SourceWriter:
             if eqn.effects or not live.isdisjoint(eqn.outvars):
                 kept.append(eqn)
                 live.update(v for v in eqn.invars if not is_literal(v))
-        kept.reverse()
-        items = in_blocks(kept, jaxpr.outvars, self.place)
+        items = in_blocks(kept[::-1], jaxpr.outvars, self.place)
         scope.nested |= self.nested(jaxpr, items)
         for item in items:
             yield from (self.block if isinstance(item, RepeatedBlock) else self.equation)(
@@ -416,9 +403,8 @@ class SourceWriter:
         from."""
         ends = (block.eqns[0], block.eqns[-1])
         first, last = ((self.place(end) or ("", [False]))[1] for end in ends)
-        shared = {span.function for span in last[1:]}
-        names = (s.function for s in reversed(first[1:]) if s.function in shared)
-        own = next((name for name in names if name.isidentifier()), "block")
+        shared = {span.function for span in last[1:] if span.function.isidentifier()}
+        own = next((s.function for s in reversed(first[1:]) if s.function in shared), "block")
         return f"{own}_gradient" if first[0] and last[0] else own
 
     def inline(self, eqn: Any, closed: Any, scope: _FunctionNames) -> Iterator[str]:
@@ -493,10 +479,9 @@ class SourceWriter:
             case "open loop":
                 return self.open_loop(eqn, inner, ins), False
             case "choice":
-                each = [self.part(b, n, "branch") for n, b in enumerate(inner.jaxprs)]
-                each = [_one_result(eqn, f"{b}(*x)", "*x") for b in each]
-                branches = f"[{', '.join(each)}]"
-                return f"lax.switch({', '.join([ins[0], branches, *ins[1:]])})", False
+                names = [self.part(b, n, "branch") for n, b in enumerate(inner.jaxprs)]
+                branches = ", ".join(_one_result(eqn, f"{name}(*x)", "*x") for name in names)
+                return f"lax.switch({', '.join([ins[0], f'[{branches}]', *ins[1:]])})", False
             case "fold":
                 count, combine = len(ins) // 2, self.function(inner.jaxprs[0], "combine")
                 both = _one_result(eqn, f"{combine}(*a, *b)", "a, b")
@@ -550,8 +535,7 @@ def _one_result(eqn: Any, call: str, parameters: str) -> str:
 
 def _place(node: Node) -> str:
     """The user's line of a node, as a phrase."""
-    span = users_span(node)
-    before = "gradient of" if node.backward else "at"
+    span, before = users_span(node), "gradient of" if node.backward else "at"
     return f"{before} {place(span)}" if span else "in generated code"
 
 

@@ -29,7 +29,7 @@ from sbp.errors import (
     bytes_text,
     noting,
 )
-from sbp.explain.change import DiagnosisLimits, help_with_price
+from sbp.explain.change import DiagnosisLimits, help_with_price, labels_at
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program
@@ -112,15 +112,20 @@ class SizedCall:
             f"{d} >= 0" for d in sizes if not str(d).isidentifier() and "-" in str(d)
         )
         scope = Scope(names, [*constraints_of(sizes), *whole])
-        point = _choice(scope, reader.spec.num_devices)
-        return cls(reader=reader, symbolic=signature, scope=scope, point=point)
+        return cls(
+            reader=reader,
+            symbolic=signature,
+            scope=scope,
+            point=_choice(scope, reader.spec.num_devices),
+        )
 
     @property
     def signature(self) -> CallSignature:
         """The signature at the chosen sizes."""
-        key = ("at", tuple(sorted(self.point.items())), self.symbolic.key)
         return dataclasses.replace(
-            self.symbolic, leaves=_with_sizes(self.symbolic, numbers(self.point)), key=key
+            self.symbolic,
+            leaves=_with_sizes(self.symbolic, numbers(self.point)),
+            key=("at", tuple(sorted(self.point.items())), self.symbolic.key),
         )
 
     def plan(self) -> Plan:
@@ -160,11 +165,10 @@ class SizedCall:
         with deciding_sizes("check it at concrete sizes", self.scope.constraints):
             graph, out_shape = trace(fn, self.symbolic.avals, names, is_known=is_known)
         check_symbols(graph, self.scope.names, self.symbolic.avals)
-        self.traced = graph, out_shape
+        self.traced, at = (graph, out_shape), numbers(self.point)
         for claim in element_claims(graph):
-            if not claim.holds(numbers(self.point)):
+            if not claim.holds(at):
                 raise _unequal(claim, f" only where {claim.fact}")
-        at = numbers(self.point)
         return graph_at(graph, self.point), jax.tree.map(lambda x: _shape_with(x, at), out_shape)
 
     def at_equal_elements(self) -> "SizedCall":
@@ -173,8 +177,8 @@ class SizedCall:
         Raises:
           UnequalElements: where the scope has no such sizes.
         """
-        claims, narrowed = element_claims(self.program[0]), self.scope
-        for claim in claims:
+        narrowed = self.scope
+        for claim in element_claims(self.program[0]):
             narrowed = narrowed.narrow((claim.fact,))
             with contextlib.suppress(Unanswered):
                 if Solver(narrowed).point() is None:
@@ -229,9 +233,8 @@ class SizedCall:
                 shape = tuple(map(lift, leaf.aval.shape))
                 return even_boundary(leaf, shape, mesh, leaf.name).type == even
 
-            shape = shape_text(leaf.aval.shape)
             yield Claim(
-                text=f"input {leaf.name} of shape {shape} is held {even!r}",
+                text=f"input {leaf.name} of shape {shape_text(leaf.aval.shape)} is held {even!r}",
                 key=("boundary", leaf.name),
                 holds=holds,
             )
@@ -263,11 +266,10 @@ def priced_constraints(call: SizedCall, terms: Sequence[str], program: Program, 
     """
     terms = call.scope.with_terms(terms)
     edits: tuple[Edit, ...] = sizes_edits(call.reader.options.at, call.scope.names, terms)
-    if not edits:
-        function = "jax.export.symbolic_shape"
-        edits = (OptionEdit(option="constraints", value=terms, function=function),)
+    option = OptionEdit(option="constraints", value=terms, function="jax.export.symbolic_shape")
     quoted = ", ".join(f'"{t}"' for t in terms)
-    return help_with_price(f"make the sizes with constraints=[{quoted}]: {then}", edits, program)
+    text = f"make the sizes with constraints=[{quoted}]: {then}"
+    return help_with_price(text, edits or (option,), program)
 
 
 def _unequal(claim: Claim, where: str) -> UnequalElements:
@@ -320,20 +322,17 @@ def _equal_sizes(error: Exception, call: SizedCall) -> Diagnostic | None:
             report = _report_of_sizes(call.reader, signature)
         except (SbpError, TypeError, ValueError):
             continue
-        program = report.program
-        if program is None or not report.ok:
-            continue
-        span = _jax.raising_span(error)
-        labels = (Label(span=span, text="", primary=True),) if span else ()
-        said = " ".join(str(error).split()).removesuffix(".")
-        return Diagnostic(
-            code="symbolic-sizes",
-            severity="error",
-            title=f"JAX refuses the program for these symbolic sizes: {said}",
-            labels=labels,
-            notes=(f"JAX accepts the program if {term}",),
-            helps=(priced_constraints(call, (term,), program, "the program has a typing then"),),
-        )
+        if report.program is not None and report.ok:
+            said = " ".join(str(error).split()).removesuffix(".")
+            then = "the program has a typing then"
+            return Diagnostic(
+                code="symbolic-sizes",
+                severity="error",
+                title=f"JAX refuses the program for these symbolic sizes: {said}",
+                labels=labels_at([_jax.raising_span(error)], ""),
+                notes=(f"JAX accepts the program if {term}",),
+                helps=(priced_constraints(call, (term,), report.program, then),),
+            )
     return None
 
 
@@ -444,13 +443,11 @@ def _limit_error(found: Decided, report: Report, call: SizedCall) -> Iterator[Di
     if found.counterexample is None:
         return
     at = point_text(found.counterexample)
-    labels = _labels(found.limits, "not for all sizes")
+    labels = [*labels_at((c.span for c in found.limits), "not for all sizes")[:4]]
     notes = [f"this does not hold for {at}: {c.text}" for c in found.limits[:3]]
     if len(found.limits) > 3:
         notes.append(f"{len(found.limits) - 3} more conditions do not hold for all sizes")
-    notes.append(
-        f"a call with {at} {_there(dataclasses.replace(call, point=found.counterexample))}"
-    )
+    there = _there(dataclasses.replace(call, point=found.counterexample))
     helps: tuple[Help, ...] = ()
     if found.terms and found.status == "some" and report.program is not None:
         with contextlib.suppress(ValueError):  # no help where JAX does not accept the constraint
@@ -469,7 +466,7 @@ def _limit_error(found: Decided, report: Report, call: SizedCall) -> Iterator[Di
         title=f"the typing does not hold for every {found.asked}"
         + (f"; it holds where {found.holds}" if found.status == "some" else ""),
         labels=tuple(labels),
-        notes=tuple(notes),
+        notes=(*notes, f"a call with {at} {there}"),
         helps=helps,
     )
 
@@ -491,12 +488,11 @@ def _traced_otherwise(call: SizedCall) -> Iterator[Diagnostic]:
         try:
             concrete = traced_call(call.reader, call.signature).request.graph
         except SbpError as error:  # it uses symbols from outside of its arguments
-            said = "JAX cannot trace this with numbers"
             yield Diagnostic(
                 code="sizes-unproved",
                 severity="note",
                 title="sbp did not compare the program with symbolic sizes to the one with numbers",
-                labels=(Label(span=error.span, text=said, primary=True),) if error.span else (),
+                labels=labels_at([error.span], "JAX cannot trace this with numbers"),
                 notes=(f"JAX cannot trace it with numbers: {error.message}",),
             )
             return
@@ -504,7 +500,7 @@ def _traced_otherwise(call: SizedCall) -> Iterator[Diagnostic]:
     if different is None:
         return
     mine, theirs = (node.op if node is not None else "nothing" for node in different)
-    span = next((n.span for n in different if n is not None and n.span is not None), None)
+    spans = (node.span for node in different if node is not None)
     yield Diagnostic(
         code="sizes-unproved",
         severity="warning",
@@ -512,9 +508,7 @@ def _traced_otherwise(call: SizedCall) -> Iterator[Diagnostic]:
             "JAX traces a different program for symbolic sizes than for numbers; what this report"
             " says about all sizes holds for the symbolic program"
         ),
-        labels=(Label(span=span, text=f"{mine} with symbolic sizes", primary=True),)
-        if span
-        else (),
+        labels=labels_at(spans, f"{mine} with symbolic sizes")[:1],
         notes=(
             (
                 f"the first difference: {mine} with symbolic sizes, {theirs} with"
@@ -526,21 +520,13 @@ def _traced_otherwise(call: SizedCall) -> Iterator[Diagnostic]:
 
 def _undecided_warning(found: Decided) -> Iterator[Diagnostic]:
     """The warning for claims that are not decided for all sizes."""
-    if not found.undecided:
-        return
-    notes = [why for _, why in found.undecided[:3]]
-    if len(found.undecided) > 3:
-        notes.append(f"{len(found.undecided) - 3} more conditions are not proved")
-    yield Diagnostic(
-        code="sizes-unproved",
-        severity="warning",
-        title=f"the typing is not proved for all sizes where {found.holds}",
-        labels=tuple(_labels([c for c, _ in found.undecided], "not proved for all sizes")),
-        notes=tuple(notes),
-    )
-
-
-def _labels(claims: Sequence[Claim], text: str) -> list[Label]:
-    """The first lines of some claims."""
-    spans = dict.fromkeys(c.span for c in claims if c.span is not None)
-    return [Label(span=s, text=text, primary=n == 0) for n, s in enumerate([*spans][:4])]
+    reasons, more = [why for _, why in found.undecided], len(found.undecided) - 3
+    unnamed = [f"{more} more conditions are not proved"] if more > 0 else []
+    if reasons:
+        yield Diagnostic(
+            code="sizes-unproved",
+            severity="warning",
+            title=f"the typing is not proved for all sizes where {found.holds}",
+            labels=labels_at((c.span for c, _ in found.undecided), "not proved for all sizes")[:4],
+            notes=(*reasons[:3], *unnamed),
+        )

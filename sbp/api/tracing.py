@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from sbp import _jax
@@ -25,7 +24,7 @@ from sbp.api.call import CallReader, CallSignature
 from sbp.api.trees import KeyPath, arguments_of, layer_paths, results_of
 from sbp.errors import SbpError, refused
 from sbp.handwritten.region import tracing_for
-from sbp.infer.pins import check_axes, resolve_pins
+from sbp.infer.pins import check_axes, device_ids, resolve_pins
 from sbp.infer.request import Demand, Request
 from sbp.infer.space import from_type
 from sbp.kinds import paths_of
@@ -83,8 +82,7 @@ def tied_outputs(signature: CallSignature, results: Leaves) -> tuple[tuple[int, 
     def shape(leaf: Leaf) -> tuple[Any, ...]:
         return leaf.aval.shape, leaf.aval.dtype
 
-    donated_first = sorted(arguments_of(signature.tree), key=is_donated, reverse=True)
-    for tree, taken in donated_first:
+    for tree, taken in sorted(arguments_of(signature.tree), key=is_donated, reverse=True):
         if jax.tree_util.treedef_is_leaf(tree) and not is_donated((tree, taken)):
             continue
         for result, returned in left:
@@ -243,10 +241,8 @@ def _laid_out(leaf: Leaf, explicit: AbstractMesh | None, spec: MeshSpec) -> jax.
     ):
         split = partition_spec(from_type(t, spec), spec, aval.ndim)
         return aval.update(sharding=NamedSharding(explicit, split, memory_kind=kind))
-    if kind is None:
-        return aval
-    nowhere = AbstractMesh((), ())
-    return aval.update(sharding=NamedSharding(nowhere, PartitionSpec(), memory_kind=kind))
+    nowhere = NamedSharding(AbstractMesh((), ()), PartitionSpec(), memory_kind=kind)
+    return aval if kind is None else aval.update(sharding=nowhere)
 
 
 def _under_users_mesh(traced: Callable[[AbstractMesh | None], Found], spec: MeshSpec) -> Found:
@@ -381,8 +377,7 @@ def _refuse_traced(graph: Graph, name: str) -> None:
     Raises:
       SbpError: `bad-argument`.
     """
-    read = [o for node in graph.walk() for o in node.inputs]
-    for operand in (*read, *graph.outputs):
+    for operand in (*(o for node in graph.walk() for o in node.inputs), *graph.outputs):
         if isinstance(operand, Constant) and isinstance(operand.value, _jax.Tracer):
             raise refused(
                 f"{name} closes over a value that another transformation (jit, grad or vmap)"
@@ -399,11 +394,7 @@ def _refuse_traced(graph: Graph, name: str) -> None:
 
 def _check(graph: Graph, spec: MeshSpec, mesh: Mesh | AbstractMesh) -> Graph:
     """The graph with its pins resolved on the mesh, its primitives and policies checked."""
-    ids = (
-        None
-        if isinstance(mesh, AbstractMesh)
-        else np.vectorize(lambda d: d.id, otypes=[int])(mesh.devices)
-    )
+    ids = None if isinstance(mesh, AbstractMesh) else device_ids(mesh)
     graph = resolve_pins(graph, spec, ids)
     check_rules(graph, spec)
     check_registered(graph, spec)

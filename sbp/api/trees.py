@@ -44,13 +44,11 @@ def no_prefix(prefix: Any, tree: Any, here: KeyPath, names: tuple[str, str]) -> 
 
 def _kind(tree: Any) -> str:
     """A structure in words."""
-    data = tree.node_data()
+    data, count = tree.node_data(), len(tree.children())
     if data is None:
         return "one array"
-    if data[0] is type(None):
-        return "None"
-    count = len(tree.children())
-    return f"a {data[0].__name__} of {count} entr{'y' if count == 1 else 'ies'}"
+    entries = f"a {data[0].__name__} of {count} entr{'y' if count == 1 else 'ies'}"
+    return "None" if data[0] is type(None) else entries
 
 
 def fill(tree: Any, leaves: Sequence[Any], paths: Sequence[KeyPath], depth: int = 0) -> Any:
@@ -75,8 +73,7 @@ def fill(tree: Any, leaves: Sequence[Any], paths: Sequence[KeyPath], depth: int 
     for number, (child, here) in enumerate(leaf_ranges(tree.children())):
         key = paths[here.start][depth : depth + 1] if here else ()
         name = jax.tree_util.keystr(key, simple=True) if key else str(number)
-        own = [leaves[i] for i in here], [paths[i] for i in here]
-        children[name] = fill(child, *own, depth + 1)
+        children[name] = fill(child, [leaves[i] for i in here], [paths[i] for i in here], depth + 1)
     kind, data = tree.node_data()
     if kind is dict:
         return dict(zip(data, children.values(), strict=True))
@@ -115,9 +112,8 @@ def arguments_of(tree: Any) -> list[tuple[Any, range]]:
 def results_of(tree: Any) -> list[tuple[Any, range]]:
     """The results of a function, as `arguments_of`: the items of a tuple or list, or its one
     result."""
-    data = tree.node_data()
-    several = data is not None and data[0] in (tuple, list)
-    return list(leaf_ranges(tree.children() if several else [tree]))
+    kind, _ = tree.node_data() or (None, None)
+    return list(leaf_ranges(tree.children() if kind in (tuple, list) else [tree]))
 
 
 # ---- patterns -----------------------------------------------------------------------------------
@@ -152,15 +148,14 @@ def is_by_name(in_types: Any, only: Any, names: Sequence[str]) -> bool:
     """
     if not isinstance(in_types, dict) or not all(isinstance(key, str) for key in in_types):
         return False
-    if only is not None and has_keys(only, in_types):
-        return False
-    return only is None or is_patterns(in_types) or in_types.keys() == set(names)
+    is_named = is_patterns(in_types) or in_types.keys() == set(names)
+    return only is None or (is_named and not has_keys(only, in_types))
 
 
 def has_keys(tree: Any, entry: dict[str, Any]) -> bool:
     """Whether a structure is a dict with the keys of another one, which is then a prefix of it."""
-    data = tree.node_data()
-    return data is not None and data[0] is dict and set(data[1]) == entry.keys()
+    kind, keys = tree.node_data() or (None, ())
+    return kind is dict and set(keys) == entry.keys()
 
 
 def path_names(path: KeyPath) -> tuple[str, ...]:
@@ -186,22 +181,23 @@ def _match(parts: list[str], names: list[str]) -> bool:
         return any(_match(parts[1:], names[k:]) for k in range(len(names) + 1))
     # A key of the user's may have a slash, too: it then stands for as many parts of the pattern.
     keys = names[0].count("/") + 1 if names else 0
-    if not names or len(parts) < keys:
-        return False
-    head = "/".join(parts[:keys])
-    return fnmatch.fnmatchcase(names[0], head) and _match(parts[keys:], names[1:])
+    return (
+        0 < keys <= len(parts)
+        and fnmatch.fnmatchcase(names[0], "/".join(parts[:keys]))
+        and _match(parts[keys:], names[1:])
+    )
 
 
 def _near_patterns(pattern: str, known: Sequence[str]) -> list[str]:
     """Patterns that name some of the known paths, the nearest first: of each path the keys stand in
     the place of those that do not match them."""
-    parts, others = pattern.strip("/").split("/"), set[str]()
-    for path in known:
-        pairs = zip(parts, path.split("/"), strict=False)
-        kept = (p if fnmatch.fnmatchcase(n, p) or p == "**" else n for p, n in pairs)
-        others.add("/".join(kept))
-    near = sorted(others - {pattern})
-    return difflib.get_close_matches(pattern, near, n=3, cutoff=NEAR)
+    parts = pattern.strip("/").split("/")
+    pairs = (zip(parts, path.split("/"), strict=False) for path in known)
+    others = {
+        "/".join(p if fnmatch.fnmatchcase(n, p) or p == "**" else n for p, n in both)
+        for both in pairs
+    }
+    return difflib.get_close_matches(pattern, sorted(others - {pattern}), n=3, cutoff=NEAR)
 
 
 def types_by_pattern(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sbp.errors import SHOWN, Edit, Help, Label, counted
+from sbp.errors import SHOWN, Edit, Help, Label, Span, counted
 from sbp.explain.names import BATCHED, Names, asked_text, behind_vmap, pinned_value
 from sbp.infer.check import RLIMIT, Checker, CheckResult
 from sbp.infer.constraints import PinConstraint, System
@@ -104,10 +104,8 @@ def tried(
             continue
         seen.add(one.text)
         changed = one.make() if screen(one) else None
-        if changed is None:
-            continue
-        made += 1
-        program = (plan or best_program)(changed)
+        made += changed is not None
+        program = None if changed is None else (plan or best_program)(changed)
         if program is not None:
             accepted.append((one, program))
     return Tried(tuple(accepted), len(untried))
@@ -138,6 +136,12 @@ def help_with_price(
         peak_memory_bytes=program.cost.peak_memory_bytes,
         clears_all_errors=clears_all_errors,
     )
+
+
+def labels_at(spans: Iterable[Span | None], text: str) -> tuple[Label, ...]:
+    """A label at each of some places, the first of them the primary one; none at no place."""
+    places = dict.fromkeys(span for span in spans if span is not None)
+    return tuple(Label(span=s, text=text, primary=n == 0) for n, s in enumerate(places))
 
 
 # ---- limits --------------------------------------------------------------------------------------
@@ -194,11 +198,11 @@ def left_out(unshown: int, untried: int) -> tuple[str, ...]:
     (('not shown: 1 more change that fixes this error',), ('not tried: 2 more changes',))
     """
     fix = "fixes" if unshown == 1 else "fix"
-    notes = (
-        (unshown, f"not shown: {counted(unshown, 'more change')} that {fix} this error"),
-        (untried, f"not tried: {counted(untried, 'more change')}"),
-    )
-    return tuple(note for count, note in notes if count > 0)
+    notes = {
+        f"not shown: {counted(unshown, 'more change')} that {fix} this error": unshown,
+        f"not tried: {counted(untried, 'more change')}": untried,
+    }
+    return tuple(note for note, count in notes.items() if count > 0)
 
 
 # ---- faults -------------------------------------------------------------------------------------
@@ -303,8 +307,8 @@ class BlamedFault:
             and f.sink[0].node is found.sink[0].node
             and f.sink[0].because.number != found.sink[0].because.number
         )
-        by_operand = group_by(beside, lambda f: f.sink[0].because.number)
-        self.arriving = (found, *(same[0] for same in by_operand.values()))
+        others = group_by(beside, lambda f: f.sink[0].because.number).values()
+        self.arriving = (found, *(same[0] for same in others))
         self.made = {
             c.because.number: codes
             for f in self.arriving
@@ -363,6 +367,5 @@ class BlamedFault:
         if not traits_of(node.op).contracts or len(numbers) != 2 or not operands:
             return ""
         contract, batch = (dims[operands[0]] for dims in numbers)
-        if dim in contract:
-            return ", the contracted dim"
-        return ", a batch dim" if dim in batch else ", not contracted"
+        free = ", a batch dim" if dim in batch else ", not contracted"
+        return ", the contracted dim" if dim in contract else free

@@ -11,7 +11,14 @@ from typing import Any
 from jax import lax
 
 from sbp.errors import SHOWN, Diagnostic, Label, RuleRow, Span, counted
-from sbp.explain.change import BlamedFault, Diagnosis, DiagnosisLimits, left_out, tried
+from sbp.explain.change import (
+    BlamedFault,
+    Diagnosis,
+    DiagnosisLimits,
+    labels_at,
+    left_out,
+    tried,
+)
 from sbp.explain.helps import FoundHelps, helps_of, policy_to_blame
 from sbp.explain.names import Names, asked_text, operand_code, pinned_value, result_code
 from sbp.explain.pin_changes import without_pins
@@ -104,13 +111,10 @@ def region_words(fault: BlamedFault, node: Node) -> tuple[str, str]:
         f"{_edge(fault, node, c)} is {atoms_text(codes)}"
         for c, codes in zip(found.sink, found.made, strict=True)
     )
-    text = ", ".join(distinct)
-    if len(distinct) == 1:
-        text += (
-            f", but {_NEEDS.get(kind) or f'{node.name} keeps it as {atoms_text(found.wanted[0])}'}"
-        )
+    kept = _NEEDS.get(kind) or f"{node.name} keeps it as {atoms_text(found.wanted[0])}"
     way = f"is left {left(found.made[0])}" if kind in _NEEDS else "cannot keep one type"
-    return f"{what} of {subject} {way}", text
+    but = f", but {kept}" if len(distinct) == 1 else ""
+    return f"{what} of {subject} {way}", ", ".join(distinct) + but
 
 
 def _edge(fault: BlamedFault, node: Node, constraint: ReadConstraint) -> str:
@@ -167,9 +171,11 @@ def near_rows(fault: BlamedFault, node: Node) -> list[RuleRow]:
         if rest and (fits or not (is_short or is_partial)):
             ins = (operand_code(fault.names, node, i, encode(a)) for i, a in enumerate(row.ins))
             outs = (result_code(fault.names, node, i, encode(a)) for i, a in enumerate(row.outs))
-            remark = _fit_text(names, fits, rest)
-            if not fits and made[rest[0]]:
-                remark = f"after {_conversion(made[rest[0]][0], codes[rest[0]])}"
+            remark = (
+                f"after {_conversion(made[rest[0]][0], codes[rest[0]])}"
+                if not fits and made[rest[0]]
+                else _fit_text(names, fits, rest)
+            )
             inputs, outputs = (tuple(repr(decode(c)) for c in side) for side in (ins, outs))
             ranked.append((len(fits), RuleRow(inputs=inputs, outputs=outputs, remark=remark)))
     dtype = allowing(fault.request.graph, node)
@@ -186,9 +192,8 @@ def near_rows(fault: BlamedFault, node: Node) -> list[RuleRow]:
 
 def _conversion(source: Code, target: Code) -> str:
     """The collective that turns one atom into another."""
-    if source < 0:
-        return "an all-reduce" if target == 0 else "a reduce-scatter"
-    return "an all-gather" if target == 0 else "an all-to-all"
+    reduces = "an all-reduce" if target == 0 else "a reduce-scatter"
+    return reduces if source < 0 else "an all-gather" if target == 0 else "an all-to-all"
 
 
 def _fit_text(shown: Sequence[str], fits: Sequence[int], rest: Sequence[int]) -> str:
@@ -217,14 +222,17 @@ def notes(fault: BlamedFault, node: Node) -> Iterator[str]:
     """
     here, axis = users_span(node), fault.axis
     if here != node.span and node.span is not None:
-        inside = source_text(node.span) or node.name
-        yield f"inside the call it is `{inside}` at {place(node.span)}"
+        yield (
+            f"inside the call it is `{source_text(node.span) or node.name}` at {place(node.span)}"
+        )
     for c in fault.pins:
         if c.site.is_input:
-            name, atom = fault.names.site(c.site), decode(c.code)
             is_given = fault.request.demand.source(c.site.position) == "in_types"
             source = "in_types or in_shardings" if is_given else "the sharding of its argument"
-            yield f"input {name} is pinned {atom!r} on `{axis}` by {source}"
+            yield (
+                f"input {fault.names.site(c.site)} is pinned {decode(c.code)!r} on `{axis}` by"
+                f" {source}"
+            )
         elif c.site.span and c.site.span == here:
             yield f"line {c.site.span.line} also pins {fault.pin_text(c, node)}"
     others = other_pins(fault)
@@ -256,8 +264,7 @@ _FORBIDS: Mapping[str, str] = {
 
 def budget_notes(fault: BlamedFault) -> Iterator[str]:
     """The budgets that are to blame."""
-    for number in fault.found.budgets:
-        yield f"the budget: {fault.request.budgets[number]}"
+    yield from (f"the budget: {fault.request.budgets[n]}" for n in fault.found.budgets)
     if len(fault.found.budgets) > 1:
         yield "sbp looked for a larger size only in the first of these budgets"
 
@@ -379,9 +386,8 @@ def _diagnosis(request: Request, limits: DiagnosisLimits) -> Diagnosis:
     without: set[tuple[str, str]] = set()
     found = checker.check()
     while found.status == "unsat" and len(same) < 3 * limits.faults:
-        names = {budget_literal(number) for number in found.budgets}
         to_blame = (
-            {(axis, name) for axis in request.mesh.names for name in names}
+            {(axis, budget_literal(n)) for axis in request.mesh.names for n in found.budgets}
             or {(found.mesh_axis, c.name) for c in found.pins}
             or {(found.mesh_axis, POLICY_LITERAL)}
         )
@@ -468,10 +474,12 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
 def _is_conflict(fault: BlamedFault, node: Node) -> bool:
     """Whether pins conflict that are not on operands of the node itself. Where a partial value
     arrives, a reduction is missing, which is no conflict."""
-    if len(fault.found.pins) < 2 or fault.found.sink[0].because.at_region:
-        return len(fault.found.pins) > 1
-    return all(c >= 0 for codes in fault.made.values() for c in codes) and not any(
-        fault.direct(node, c) for c in fault.found.pins
+    return len(fault.found.pins) > 1 and (
+        fault.found.sink[0].because.at_region
+        or (
+            all(c >= 0 for codes in fault.made.values() for c in codes)
+            and not any(fault.direct(node, c) for c in fault.found.pins)
+        )
     )
 
 
@@ -484,13 +492,12 @@ def _labels(fault: BlamedFault, node: Node, text: str) -> tuple[Label, ...]:
       text: what the label at its line says.
     """
     at = users_span(node)
-    labels = [Label(span=at, text=text, primary=True)] if at else []
-    labels += [
+    pins = (
         Label(span=c.site.span, text=fault.pin_text(c, node))
         for c in fault.pins
         if c.site.span and c.site.span != at
-    ]
-    return tuple(labels)
+    )
+    return (*([Label(span=at, text=text, primary=True)] if at else []), *pins)
 
 
 def diagnostic_without_pins(fault: BlamedFault) -> Diagnostic:
@@ -499,15 +506,12 @@ def diagnostic_without_pins(fault: BlamedFault) -> Diagnostic:
     reasons = [c.because.text for c in fault.found.equations]
     more = len(reasons) - SHOWN
     shown = [*reasons[:SHOWN], *([f"and {counted(more, 'more constraint')}"] if more > 0 else [])]
-    spans = dict.fromkeys(c.because.span for c in fault.found.equations if c.because.span)
-    labels = (
-        Label(span=s, text="part of the conflict", primary=n == 0) for n, s in enumerate(spans)
-    )
+    labels = labels_at((c.because.span for c in fault.found.equations), "part of the conflict")
     return Diagnostic(
         code="no-typing",
         severity="error",
         title=f"no types fit on mesh axis `{fault.axis}`",
-        labels=tuple(labels)[:SHOWN],
+        labels=labels[:SHOWN],
         notes=(
             f"the constraints in conflict: {', '.join(shown)}",
             *budget_notes(fault),
@@ -521,22 +525,21 @@ def impossible(fault: BlamedFault) -> Diagnostic:
     pin = fault.found.pins[0]
     site, graph, n = pin.site, fault.request.graph, fault.request.mesh.sizes[fault.position]
     aval, asked = graph.aval(pinned_value(graph, site)), asked_text(site, pin.code)
-    why = f"the array has shape {tuple(aval.shape)} and dtype {aval.dtype}"
-    if pin.code > 0 and aval.shape[pin.code - 1] % n:
-        why = (
-            f"{n} devices do not divide dim {pin.code - 1} of size {aval.shape[pin.code - 1]};"
-            " JAX needs equal shards of inputs and outputs, so pad the dim"
-        )
-    label = f"pinned {asked} on `{fault.axis}`"
-    # The pins of another fault would leave the program without a plan.
+    why = (
+        f"{n} devices do not divide dim {pin.code - 1} of size {aval.shape[pin.code - 1]};"
+        " JAX needs equal shards of inputs and outputs, so pad the dim"
+        if pin.code > 0 and aval.shape[pin.code - 1] % n
+        else f"the array has shape {tuple(aval.shape)} and dtype {aval.dtype}"
+    )
     drop = without_pins(fault.request, site, position=fault.position)
+    # The pins of another fault would leave the program without a plan.
     found = tried([drop], plans=1 if len(fault.diagnosis.groups) == 1 else 0)
     helps = tuple(one.help(program) for one, program in found.accepted)
     return Diagnostic(
         code="no-typing",
         severity="error",
         title=f"{fault.names.site(site)} cannot be {asked} on mesh axis `{fault.axis}`",
-        labels=(Label(span=site.span, text=label, primary=True),) if site.span else (),
+        labels=labels_at([site.span], f"pinned {asked} on `{fault.axis}`"),
         notes=(why, *limit_notes(fault, FoundHelps(helps=helps, untried=found.untried))),
         helps=helps,
     )

@@ -171,9 +171,9 @@ class Insertions(PinChanges):
         """The edits to try: other atoms for a pin, an annotation before the line, a pin dropped.
         Budgets hold for annotations, too."""
         yield from self.moved()
-        if not self.fault.found.budgets and users_span(self.node) and not self.node.in_gradient:
-            at_region = self.fault.found.sink[0].because.at_region
-            yield from self.at_region() if at_region else self.inserted()
+        found, node = self.fault.found, self.node
+        if not found.budgets and users_span(node) and not node.in_gradient:
+            yield from self.at_region() if found.sink[0].because.at_region else self.inserted()
         yield from self.drops()
 
     def inserted(self) -> Iterator[Change]:
@@ -534,9 +534,6 @@ def choose(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
 CLEARS_ALL = ", which clears every error"
 """What is added to a help that is tried on the whole program, its other faults in it."""
 
-_OF_ONE_PIN = frozenset({"pin", "other pin", "drop"})
-"""Kinds of helps that change one pin."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundHelps:
@@ -578,7 +575,7 @@ def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
     tries = [attempt(pins.every(), 0 if any(t.accepted for t in policies) else most)]
     if not huge:
         policies = _by_policy(fault, base, 0 if large and tries[0].accepted else most)
-    if not any(one.kind in _OF_ONE_PIN for one, _ in tries[0].accepted):
+    if not any(one.kind in ("pin", "other pin", "drop") for one, _ in tries[0].accepted):
         tries.append(attempt(pins.pairs(), 0 if large else most))
     tries += policies
     found = [_rank(fault, node, one) for t in tries for one in t.accepted]

@@ -42,12 +42,8 @@ def behind_vmap(site: PinSite, code: Code) -> int | None:
     if not any(n.is_batched for n in site.nodes):
         return 0
     written = _written_dim(site)
-    if code <= 0 or written is None:
-        return None
-    batch = code - 1 - written
-    return (
-        batch if batch > 0 else None
-    )  # `in_axes=0` puts the dims of vmap in front, the only place that is known
+    # `in_axes=0` puts the dims of vmap in front, the only place that is known.
+    return code - 1 - written if written is not None and code - 1 > written else None
 
 
 def _written_dim(site: PinSite) -> int | None:
@@ -113,10 +109,12 @@ class Names(Dataflow):
           value: the value.
           at: the frame of the node that is the line; None for the innermost.
         """
-        line = at or node.span
-        if isinstance(value, Constant) or line is None or line not in node.stack:
-            return False
-        return self._is_other(name, line, node.stack[node.stack.index(line) :], value)
+        line, stack = at or node.span, node.stack
+        return (
+            isinstance(value, int)
+            and line in stack
+            and self._is_other(name, line, stack[stack.index(line) :], value)
+        )
 
     def _is_other(self, name: str, at: Span, frames: Sequence[Span], value: int) -> bool:
         """The same of an expression that reads the variable. An expression without operations hands
@@ -138,8 +136,7 @@ class Names(Dataflow):
             if maker is not None:
                 # sbp itself pins an argument that does not divide, at no line of the user.
                 return maker.span is not None
-            root = self.value(value).split("[")[0].split(".")[0]
-            return root not in ("", name)
+            return self.value(value).split("[")[0].split(".")[0] not in ("", name)
         if made_at is None:
             passed = _argument(name, binding, frames[1])
             if passed is None:
@@ -288,8 +285,8 @@ class Names(Dataflow):
             name = read_of(call.args[0] if call and call.args else expression, site.span.file).code
         name = name if name and len(name) <= 40 else "this value"
         asked = call is not None and any(k.arg == "cotangent" for k in call.keywords)
-        cotangent = asked and all(n.backward for n in site.nodes)
-        return f"the cotangent of {name}" if cotangent else name
+        is_cotangent = asked and all(n.backward for n in site.nodes)
+        return f"the cotangent of {name}" if is_cotangent else name
 
 
 def _argument(name: str, binding: VariableBinding, caller: Span) -> ast.expr | None:
@@ -304,9 +301,8 @@ def _argument(name: str, binding: VariableBinding, caller: Span) -> ast.expr | N
         case ast.Call(func=ast.Name(id=called), args=args, keywords=keywords) if (
             called == binding.function and not any(isinstance(a, ast.Starred) for a in args)
         ):
-            if 0 <= binding.position < len(args):
-                return args[binding.position]
-            return next((k.value for k in keywords if k.arg == name), None)
+            named = next((k.value for k in keywords if k.arg == name), None)
+            return args[binding.position] if 0 <= binding.position < len(args) else named
         case _:
             return None
 

@@ -8,7 +8,7 @@ Reports and `plan.why` put both into words.
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sbp.annotations import Pin, annotate_p
@@ -20,7 +20,7 @@ from sbp.infer.space import Code, decode, encode
 from sbp.plan.program import PlannedBox, Program
 from sbp.signatures import Row, rule_for, traits_of
 from sbp.source.reader import annotated_text, source_text
-from sbp.trace.graph import Node, Operand, interface_of
+from sbp.trace.graph import Exit, Node, Operand, interface_of
 from sbp.types import P, Split
 
 # ---- origins ------------------------------------------------------------------------------------
@@ -217,11 +217,9 @@ class Origins:
 
     Arguments:
       program: the plan.
-      lasts: the last links of their chains. Rows quote the origins of their other operands.
     """
 
     program: Program
-    lasts: dict[tuple[int, int], Link] = field(default_factory=dict)
 
     @functools.cached_property
     def names(self) -> Names:
@@ -254,16 +252,9 @@ class Origins:
             at = self._step(at, position)[1]
 
     def _last(self, value: int, position: int) -> Link:
-        """The last link of a value's chain."""
-        passed, found = list[int](), None
-        for at in self._values(value, position):
-            passed.append(at)
-            found = self.lasts.get((at, position))
-            if found is not None:
-                break
-        found = found or self._step(passed[-1], position)[0][-1]
-        self.lasts.update(((v, position), found) for v in passed)
-        return found
+        """The last link of a value's chain. Rows quote the origins of their other operands."""
+        *_, last = self._values(value, position)
+        return self._step(last, position)[0][-1]
 
     # ---- names ----------------------------------------------------------------------------------
 
@@ -276,10 +267,10 @@ class Origins:
             return ValueName(name)
         if maker is None:
             return self._argument(value)
-        text = source_text(maker.span, 44)
-        if maker.op == annotate_p.name and maker.span:  # its line is the annotation
-            text = annotated_text(maker.span) or text
-        text = text.replace("`", "'")
+        # Of an annotation, the annotated expression is quoted.
+        is_annotation = maker.op == annotate_p.name
+        annotated = annotated_text(maker.span) if is_annotation and maker.span else ""
+        text = (annotated or source_text(maker.span, 44)).replace("`", "'")
         return ValueName(text) if text else ValueName(maker.name, is_source=False)
 
     def operand(self, node: Node, number: int) -> ValueName:
@@ -474,10 +465,8 @@ class Origins:
             return need(kind="no signature")
         rows, traits = self.takes(reader, number, change), traits_of(reader.op)
         if not rows and traits.carries == "rounded" and traits.adapts:
-            sums = decode(change.before) == P
-            return need(
-                kind="rounding", allowing=allowing(self.program.graph, reader) if sums else None
-            )
+            dtype = allowing(self.program.graph, reader)
+            return need(kind="rounding", allowing=dtype if decode(change.before) == P else None)
         if not rows:
             return need(kind="not linear")
         made = {
@@ -517,11 +506,7 @@ class Origins:
             return self._output(number, change)
         node, region = planned.regions[-1]
         left = interface_of(node).leaving(region)[number]
-        blocker: Node | None = None
-        if left.kind == "carry" and change.before < 0:
-            blocker = self._blocker(
-                node.regions[region].inputs[left.entry_position(region)], change
-            )
+        is_partial_carry = left.kind == "carry" and change.before < 0
         return ConversionNeed(
             kind=left.kind if left.kind in ("predicate", "carry") else "body",
             change=change,
@@ -529,11 +514,12 @@ class Origins:
             number=number,
             is_read=False,
             region=region,
-            blocker=blocker,
+            blocker=self._blocker(node, left, change) if is_partial_carry else None,
         )
 
-    def _blocker(self, value: int, change: AtomChange) -> Node | None:
-        """The first node that reads a value and has no row for it partial."""
+    def _blocker(self, loop: Node, left: Exit, change: AtomChange) -> Node | None:
+        """The first node that reads a carry and has no row for it partial."""
+        value = loop.regions[left.region].inputs[left.entry_position(left.region)]
         for node in self.program.graph.walk():
             numbers = [i for i, o in enumerate(node.inputs) if o == value and rule_for(node.op)]
             if numbers and not any(self.takes(node, i, change) for i in numbers):

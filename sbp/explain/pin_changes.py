@@ -113,11 +113,10 @@ def pin_boundary(
     request: Request, kind: Literal["input", "output"], position: int, wanted: Wanted
 ) -> Request:
     """The request with another type asked of one input or output."""
-    given = request.demand.inputs if kind == "input" else request.demand.outputs
+    given = list(request.demand.inputs if kind == "input" else request.demand.outputs)
     codes = wanted_codes(given[position] or (None,) * len(request.mesh.names), wanted)
-    free = all(c is None for c in codes)
-    asked = tuple(t if i != position else None if free else codes for i, t in enumerate(given))
-    return replace(request, demand=replace(request.demand, **{f"{kind}s": asked}))
+    given[position] = None if all(c is None for c in codes) else codes
+    return replace(request, demand=replace(request.demand, **{f"{kind}s": tuple(given)}))
 
 
 def insert_pins(
@@ -191,10 +190,8 @@ def rewrite(
         """The program or the body of a region after the edits."""
         nodes: list[Node] = []
         for node in g.nodes:
-            for value, pin in before.get(node.id, ()):
-                operand = of(value)
-                if isinstance(operand, int):
-                    nodes.append(note(operand, pin, node))
+            annotated = ((of(value), pin) for value, pin in before.get(node.id, ()))
+            nodes += [note(o, pin, node) for o, pin in annotated if isinstance(o, int)]
             inputs = tuple(o if (node.id, o) in own else of(o) for o in node.inputs)
             if at.get(node.id, node) is None:
                 same[node.outputs[0]] = inputs[0]
@@ -223,25 +220,13 @@ def pin_subject(request: Request, subject: Subject, wanted: Wanted) -> Request:
       subject: the subject. A value that is not pinned cannot be left free.
       wanted: the codes that the new pin asks for.
     """
-    match subject.kind:
-        case "input" | "output" as kind:
-            return pin_boundary(request, kind, subject.position, wanted)
-        case "annotation":
-            return pin_nodes(
-                request,
-                (
-                    n
-                    for n in request.graph.walk()
-                    if n.op == annotate_p.name and n.outputs[0] in subject.values
-                ),
-                wanted,
-            )
-        case "made":
-            return _pinned_after(request, subject, wanted)
-
-
-def _pinned_after(request: Request, subject: Subject, wanted: Wanted) -> Request:
     graph, names = request.graph, request.mesh.names
+    if subject.kind in ("input", "output"):
+        return pin_boundary(request, subject.kind, subject.position, wanted)
+    if subject.kind == "annotation":
+        annotations = (n for n in graph.walk() if n.op == annotate_p.name)
+        mine = [n for n in annotations if n.outputs[0] in subject.values]
+        return pin_nodes(request, mine, wanted)
     pin = Pin(NdSbp({names[k]: decode(c) for k, c in sorted(wanted.items()) if c is not None}))
     own = _own_reads(graph, subject)
     # A copy that only the operation's own gradient reads is not annotated in the source's program
@@ -352,9 +337,8 @@ def _input_edits(request: Request, site: PinSite, edit: OptionEdit) -> tuple[Opt
       site: the pin of the input.
       edit: its new type.
     """
-    source = request.demand.source(site.position)
-    is_partial = any(c is not None and c < 0 for c in site.codes)
-    if source == "keyword argument" or (source == "argument" and is_partial):
+    source, partial = request.demand.source(site.position), [c for c in site.codes if c and c < 0]
+    if source == "keyword argument" or (source == "argument" and partial):
         return ()
     edits = [
         OptionEdit(option="in_types", value=repr(t), position=i)
@@ -399,11 +383,10 @@ def carried_text(request: Request, *sites: PinSite) -> str:
 def _serves_others(request: Request, site: PinSite) -> bool:
     """Whether the call that makes a pin makes another one, too: in a helper or a loop, where its
     arguments differ from call to call."""
-    cotangent = all(n.backward for n in site.nodes)
     return any(
         s.span == site.span
         and s.codes != site.codes
-        and all(n.backward for n in s.nodes) == cotangent
+        and all(n.backward for n in s.nodes) == all(n.backward for n in site.nodes)
         for s in pin_sites(request)
         if s.source == "annotation"
     )
@@ -413,11 +396,9 @@ def _part(request: Request, site: PinSite) -> Part:
     """The part of its annotation that a pin is: `annotate` may pin a result and its cotangent."""
     call, _ = expression_at(site.span)
     keywords = call.keywords if isinstance(call, ast.Call) else []
-    is_cotangent = all(n.backward for n in site.nodes)
-    is_alone = sum(s.span == site.span for s in pin_sites(request)) == 1 and not is_cotangent
-    if is_alone or not any(k.arg == "cotangent" for k in keywords):
-        return "whole"
-    return "cotangent" if is_cotangent else "result"
+    part = "cotangent" if all(n.backward for n in site.nodes) else "result"
+    is_alone = sum(s.span == site.span for s in pin_sites(request)) == 1 and part == "result"
+    return part if not is_alone and any(k.arg == "cotangent" for k in keywords) else "whole"
 
 
 # ---- changes ------------------------------------------------------------------------------------
@@ -444,8 +425,7 @@ class PinChanges:
 
     def sites_of(self, pins: Iterable[PinConstraint]) -> list[tuple[PinConstraint, PinSite]]:
         """Pins as they are in `base`, without those that it drops."""
-        found = [(pin, site_in(self.base, pin.site)) for pin in pins]
-        return [(pin, site) for pin, site in found if site is not None]
+        return [(pin, site) for pin in pins if (site := site_in(self.base, pin.site)) is not None]
 
     def moved(self) -> Iterator[Change]:
         """Pins that ask another atom on the mesh axis."""
@@ -515,9 +495,8 @@ class PinChanges:
         if code > 0:
             dim = code - 1 - (behind_vmap(site, pin.code) or 0)
             return f"split {subject} on dim {dim} {where}"
-        if code == 0:
-            return f"replicate {subject} on `{axis}` {where}"
-        return f"pin {subject} as {decode(code)!r} on `{axis}` {where}"
+        partial = f"pin {subject} as {decode(code)!r} on `{axis}` {where}"
+        return partial if code < 0 else f"replicate {subject} on `{axis}` {where}"
 
     def drops(self) -> Iterator[Change]:
         """Pins dropped, or left free on the fault's mesh axis; without edits where the source does
@@ -560,10 +539,9 @@ class PinChanges:
         line has several of the fault's pins."""
         if site.span is None:
             return place_of(site)
-        line, lines = users_span(self.node), [c.site.span for c in self.fault.found.pins]
-        here = (site.span.file, site.span.line)
-        several = sum((s.file, s.line) == here for s in lines if s) > 1
-        column = f", column {site.span.column}" if several else ""
+        line, at = users_span(self.node), (site.span.file, site.span.line)
+        lines = [(s.file, s.line) for c in self.fault.found.pins if (s := c.site.span)]
+        column = f", column {site.span.column}" if lines.count(at) > 1 else ""
         is_near = line is None or line.file == site.span.file
         return (place_of(site) if is_near else f"at {place(site.span)}") + column
 
@@ -597,9 +575,8 @@ def _overlap(edits: tuple[Edit, ...]) -> bool:
 
 def place_of(site: PinSite) -> str:
     """The place of a pin in its program."""
-    if site.span:
-        return f"at line {site.span.line}"
-    return "in in_types" if site.is_input else "in out_types"
+    option = "in in_types" if site.is_input else "in out_types"
+    return f"at line {site.span.line}" if site.span else option
 
 
 def without_pins(

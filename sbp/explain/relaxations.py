@@ -18,7 +18,14 @@ from sbp.errors import (
     counted,
     seconds_text,
 )
-from sbp.explain.change import DiagnosisLimits, Tried, help_with_price, left_out, tried
+from sbp.explain.change import (
+    DiagnosisLimits,
+    Tried,
+    help_with_price,
+    labels_at,
+    left_out,
+    tried,
+)
 from sbp.explain.names import Names, pinned_text, pinned_value
 from sbp.explain.pin_changes import drop_pins, repinned, wanted_codes, without_pins
 from sbp.infer.choose import choose
@@ -49,13 +56,12 @@ def unchecked_regions(program: Program) -> Iterator[Diagnostic]:
     own = [n for n in program.written_by_hand() if not n.title]
     regions = [n for n in own if not n.backward] or own
     if regions:
-        spans = dict.fromkeys(s for n in regions if (s := users_span(n)) is not None)
         yield Diagnostic(
             code="not-analysed",
             severity="note",
             title=f"sbp did not check the inside of {counted(len(regions), 'jax.shard_map region')}"
             "; use sbp.check_shard_map, or `sbp check --shard-map`",
-            labels=tuple(Label(span=s, text="", primary=i == 0) for i, s in enumerate(spans)),
+            labels=labels_at(map(users_span, regions), ""),
         )
 
 
@@ -71,12 +77,12 @@ def gathered_matrices(program: Program) -> tuple[Diagnostic, ...]:
         shape, sent = shape_text(program.graph.avals[source.value]), planned.bytes_per_device
         label = f"takes {shape} whole, so sbp gathers it on {over}: {bytes_text(sent)} per device"
         for node in _taking_whole(planned) if over and sent > NOTED_BYTES else ():
-            what, at = f"{node.name} `{source_text(node.span)}`", node.span
+            what = f"{node.name} `{source_text(node.span)}`"
             note = Diagnostic(
                 code="gathered-matrix",
                 severity="note",
                 title=f"{what} is computed whole on every device of {over}",
-                labels=(Label(span=at, text=label, primary=True),) if at else (),
+                labels=labels_at([node.span], label),
                 notes=(
                     f"sbp can split {node.name} only along its batch dims: each device needs the"
                     " other dims whole",
@@ -155,12 +161,12 @@ def costly_annotations(
     )
     if len(sites) > most:
         title = f"sbp did not check what {len(sites) - most} of {len(sites)} annotations cost"
-        why = f"at most {SOLUTIONS} annotations are checked"
-        if most < SOLUTIONS:
-            why = (
-                f"a report of a program of {request.size:,} operations checks {most};"
-                f" plan.report(refine=True) checks {min(SOLUTIONS, len(sites))}"
-            )
+        why = (
+            f"a report of a program of {request.size:,} operations checks {most};"
+            f" plan.report(refine=True) checks {min(SOLUTIONS, len(sites))}"
+            if most < SOLUTIONS
+            else f"at most {SOLUTIONS} annotations are checked"
+        )
         found.append(
             Diagnostic(code="costly-annotation", severity="note", title=title, notes=(why,))
         )
@@ -226,8 +232,8 @@ def _costly(
         f" {seconds_text(before.seconds)}; without it, {bytes_text(after.bytes_per_device)} and"
         f" {seconds_text(after.seconds)}"
     )
-    helps, drop = [*following(request, site, without)], without_pins(request, site)
-    helps += [drop.help(without)] if drop.edits else []
+    drop = without_pins(request, site)
+    dropped = [drop.help(without)] if drop.edits else []
     return Diagnostic(
         code="costly-annotation",
         severity="warning",
@@ -240,7 +246,7 @@ def _costly(
         notes=("the annotations of the warnings above are in neither plan, nor in the helps",)
         if dearer
         else (),
-        helps=tuple(helps),
+        helps=(*following(request, site, without), *dropped),
         scope=scope_of(site.nodes[0]),
     )
 
@@ -267,11 +273,10 @@ def following(request: Request, site: PinSite, without: Program) -> Iterator[Hel
         None if asked is None else code
         for asked, code in zip(site.codes, next(reads, site.codes), strict=True)
     )
-    change = repinned(request, site, codes)
-    if codes != site.codes:
-        for one, program in tried([change], plans=1).accepted:
-            if without.cost.seconds > DEARER * program.cost.seconds:
-                yield one.help(program)
+    changes = [repinned(request, site, codes)] if codes != site.codes else []
+    for one, program in tried(changes, plans=1).accepted:
+        if without.cost.seconds > DEARER * program.cost.seconds:
+            yield one.help(program)
 
 
 # ---- budgets ------------------------------------------------------------------------------------

@@ -273,9 +273,8 @@ class Subjects:
         if line is None:
             named = self.innermost(s for s in self.places if names_at(s))
             variables = (s.label for s in named if s.label.isidentifier())
-            return nearest(
-                text, {*self.graph.input_names, *self.output_names, *variables}, limit=12
-            )
+            known = {*self.graph.input_names, *self.output_names, *variables}
+            return nearest(text, known, limit=12)
         numbers = sorted({s.line for s in self.places}, key=lambda n: abs(n - int(line["line"])))
         near = ", ".join(map(str, sorted(numbers[:3])))
         return f"; lines near it with values: {near}" if near else ""
@@ -326,16 +325,19 @@ class Subjects:
 
 def _labels(at: Span, makers: dict[Any, Node]) -> dict[Any, str]:
     """The variable that each value is assigned to; the source text for values without a
-    variable."""
-    text, targets = source_text(at, 44), names_at(at)
+    variable. Results of `grad(f)(..)` and `value_and_grad(f)(..)` are gradients."""
+    text, targets, expression = source_text(at, 44), names_at(at), expression_at(at)[0]
     labels = {key: text or node.name for key, node in makers.items()}
     forward = [k for k in makers if not makers[k].in_gradient]
     backward = [k for k in makers if makers[k].in_gradient]
-    transformed, is_one = _is_gradient_call(at), [len(t) for t in targets] == [1]
-    if transformed:
-        groups = [backward] if transformed == "grad" else [forward[-1:], backward]
-    else:
-        groups = [forward[-1:]] if is_one else _results(forward, makers, targets)
+    match name_called(expression.func) if isinstance(expression, ast.Call) else "":
+        case "grad":
+            groups = [backward]
+        case "value_and_grad":
+            groups = [forward[-1:], backward]
+        case _:
+            is_one = [len(t) for t in targets] == [1]
+            groups = [forward[-1:]] if is_one else _results(forward, makers, targets)
     for names, group in zip(targets, groups, strict=False):
         for number, key in enumerate(group if names else ()):
             labels[key] = names[number] if len(names) == len(group) else names[0]
@@ -353,13 +355,11 @@ def _results(kinds: list[Any], makers: dict[Any, Node], targets: Targets) -> lis
     if not kinds or len({makers[k].id for k in kinds}) > 1:
         return []
     node = makers[kinds[0]]
+    ends = [0, *itertools.accumulate(map(len, targets))]
     if node.op == SCAN and len(targets) == 2:
-        counts = [len(interface_of(node).entering("carry"))]
-    elif len(node.outputs) == sum(map(len, targets)):
-        counts = list(itertools.accumulate(map(len, targets)))[:-1]
-    else:
+        ends = [0, len(interface_of(node).entering("carry")), len(node.outputs)]
+    elif len(node.outputs) != ends[-1]:
         return []
-    ends = [0, *counts, len(node.outputs)]
     return [[k for k in kinds if start <= k[-1] < stop] for start, stop in itertools.pairwise(ends)]
 
 
@@ -371,14 +371,6 @@ def distinct(found: Iterable[Subject]) -> list[Subject]:
 def _is_file(path: str, asked: str | None) -> bool:
     shown = file_name(path)
     return asked in (None, shown, path) or shown.endswith(f"/{asked}") or path.endswith(f"/{asked}")
-
-
-def _is_gradient_call(span: Span) -> str:
-    """Whether an expression is `grad(f)(..)` or `value_and_grad(f)(..)`, whose results are
-    gradients; empty otherwise."""
-    expression, _ = expression_at(span)
-    called = name_called(expression.func) if isinstance(expression, ast.Call) else ""
-    return called if called in ("grad", "value_and_grad") else ""
 
 
 class Types:
@@ -409,15 +401,14 @@ class Types:
         pinned = [self.pinned[v] for v in subject.values if v in self.pinned]
         if subject.kind == "made" and pinned:
             return typing.type_of(pinned[0])
-        present = [v for v in subject.values if v in typing.values]
-        if not present:  # the annotation was taken out: take its operand
-            present = [
-                o
-                for n in self.asked.walk()
-                if not values.isdisjoint(n.outputs)
-                for o in n.inputs
-                if isinstance(o, int) and o in typing.values
-            ]
+        # Where the annotation was taken out, its operand is taken.
+        present = [v for v in subject.values if v in typing.values] or [
+            o
+            for n in self.asked.walk()
+            if not values.isdisjoint(n.outputs)
+            for o in n.inputs
+            if isinstance(o, int) and o in typing.values
+        ]
         return typing.type_of(present[0])
 
 
@@ -624,14 +615,13 @@ values with that label."""
 def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
     """The inputs, the outputs, and the values that the expressions of a program make. Each value
     belongs to its innermost expression; values with one label are numbered in order."""
-    subjects = Subjects(side.program.request.graph, side.output_names)
-    values = side.program.typing.values
-    inner = (s for s in subjects.innermost(subjects.places) if any(v in values for v in s.values))
+    graph, mesh, planned = side.program.request.graph, side.program.mesh, side.program.typing.values
+    subjects, types = Subjects(graph, side.output_names), Types(side.program, graph)
+    every = subjects.innermost(subjects.places)
+    inner = distinct(s for s in every if not planned.keys().isdisjoint(s.values))
     found: dict[ValueKey, ComparedValue] = {}
     count: Counter[tuple[Any, ...]] = Counter()
-    graph, mesh = side.program.request.graph, side.program.mesh
-    types = Types(side.program, graph)
-    for s in (*subjects.boundary(), *sorted(distinct(inner), key=lambda s: s.values[0])):
+    for s in (*subjects.boundary(), *sorted(inner, key=lambda s: s.values[0])):
         kind = s.kind if s.kind in ("input", "output") else "value"
         alike = kind, s.label, s.gradient, s.frame.function if s.frame else ""
         t, aval = types.type_of(s), graph.avals[s.values[0]]

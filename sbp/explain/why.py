@@ -114,20 +114,19 @@ def plan_deferred(request: Request, group: "Group", need: ConversionNeed) -> Pro
             n for s in pin_sites(request) if node.id in {n.id for n in s.nodes} for n in s.nodes
         ]
         return plan_of(pin_nodes(request, pinned, dict.fromkeys(axes)))
-
     is_row = need.kind == "row"
     register = box.target if is_row else box.source
     codes = tuple(c if k in before else None for k, c in enumerate(register.codes))
-    places: dict[Place, None] = {("result", node.id, need.region, need.number): None}
-    if need.is_read:
-        # Another row, or the value as it is; at every copy of the reader.
-        places = dict.fromkeys(
-            ("operand", reader.id, number)
-            for one in group
-            for reader, number in one.readers()
-            if number == need.number
-            and (reader.op, reader.span, reader.backward) == (node.op, node.span, node.backward)
-        )
+    # Another row, or the value as it is; at every copy of the reader.
+    reads: list[Place] = [
+        ("operand", reader.id, number)
+        for one in group
+        for reader, number in one.readers()
+        if number == need.number
+        and (reader.op, reader.span, reader.backward) == (node.op, node.span, node.backward)
+    ]
+    returned: Place = "result", node.id, need.region, need.number
+    places = dict.fromkeys(reads if need.is_read else [returned])
     held = [EndCondition(at=at, codes=codes, differs=is_row) for at in places]
     present = {n.id for n in request.graph.walk()}
     if any(h.at[1] not in present for h in held):
@@ -319,10 +318,8 @@ def why(
     """
     *others, subject = Subjects(program.request.graph, output_names).find(name)
     first = min(limits.plans, limits.first_operations // max(1, program.request.size))
-    most = limits.plans if refine else first
-    return _Inquiry(program, subject, limits, planning, most).answer(
-        tuple(others), tuple(output_names)
-    )
+    inquiry = _Inquiry(program, subject, limits, planning, limits.plans if refine else first)
+    return inquiry.answer(tuple(others), tuple(output_names))
 
 
 Wanted = tuple[tuple[int, Code | None], ...]
@@ -412,9 +409,8 @@ class _Inquiry:
     def explain_conversion(self, group: Group, *, tried: bool) -> ExplainedConversion:
         """A conversion with its reason, and a plan with the conversion elsewhere if asked."""
         first, instead = group[0], None
-        reason = self.origins.reason(
-            first, AtomChange.of(first.box.source.codes, first.box.target.codes)
-        )
+        change = AtomChange.of(first.box.source.codes, first.box.target.codes)
+        reason = self.origins.reason(first, change)
         if tried:
             self.planning(self.left)
         if tried and not reason.need.is_forced:

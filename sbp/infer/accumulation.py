@@ -111,8 +111,11 @@ def holds(dtype: Any, other: Any) -> bool:
     (True, False)
     """
     ours, theirs = jnp.finfo(dtype), jnp.finfo(other)
-    smallest = ours.minexp - ours.nmant <= theirs.minexp - theirs.nmant
-    return bool(ours.nmant >= theirs.nmant and ours.maxexp >= theirs.maxexp and smallest)
+    return bool(
+        ours.nmant >= theirs.nmant
+        and ours.maxexp >= theirs.maxexp
+        and ours.minexp - ours.nmant <= theirs.minexp - theirs.nmant
+    )
 
 
 def wide(dtype: Any, chosen: str | None) -> str | None:
@@ -128,9 +131,8 @@ def wide(dtype: Any, chosen: str | None) -> str | None:
     >>> wide(jnp.bfloat16, "float32"), wide(jnp.float32, "bfloat16")
     ('float32', None)
     """
-    if chosen is None or not is_real(dtype):
-        return None
-    return chosen if holds(chosen, dtype) and not holds(dtype, chosen) else None
+    is_chosen = chosen is not None and is_real(dtype)
+    return chosen if is_chosen and holds(chosen, dtype) and not holds(dtype, chosen) else None
 
 
 def is_rounding_cast(graph: Graph, node: Node) -> bool:
@@ -169,15 +171,6 @@ def rounding_casts(graph: Graph, sums: Sums) -> frozenset[int]:
         and (chosen := sums.get(node.outputs[0])) is not None
         and holds(graph.avals[node.outputs[0]].dtype, chosen)
     )
-
-
-def possible_casts(graph: Graph) -> frozenset[int]:
-    """The casts that may round parts if all values have the `reduce_dtype` that allows most.
-
-    Returns:
-      Node ids.
-    """
-    return frozenset(node.id for node in graph.walk() if is_rounding_cast(graph, node))
 
 
 def chosen_sums(flow: Flow, reduce_dtype: str | None, carried: Carried) -> Sums:

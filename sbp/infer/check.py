@@ -7,6 +7,7 @@ and a core is a set of literals. The terms of an axis are built once; the checks
 in the literals that they assume.
 """
 
+import bisect
 import functools
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
@@ -217,15 +218,13 @@ class _Axis:
         found = tuple(c for c in self.system.constraints if c.name in {*asked, *between})
         sink = _sink([c for c in found if isinstance(c, ReadConstraint)])
         rest = [c.name for c in found if c not in sink]
-        made = tuple(self.codes(rest, c.source) for c in sink)
-        wanted = tuple(self.codes(rest, c.because.end) for c in sink)
         return CheckResult(
             status="unsat",
             mesh_axis=self.system.mesh_axis,
             core=found,
             sink=sink,
-            made=made,
-            wanted=wanted,
+            made=tuple(self.codes(rest, c.source) for c in sink),
+            wanted=tuple(self.codes(rest, c.because.end) for c in sink),
         )
 
     def _fewer(
@@ -255,24 +254,20 @@ class _Axis:
           asked: pins, policy and budgets.
           equations: all equations, in program order. No typing meets them together with `asked`.
         """
-        low, high = 0, len(equations)
-        while low < high:  # the first `high` equations have no typing
-            middle = (low + high) // 2
-            if self.check([*asked, *equations[:middle]])[0] == "unsat":
-                high = middle
-            else:
-                low = middle + 1
-        return equations[:high]
+
+        def has_none(count: int) -> bool:
+            return self.check([*asked, *equations[:count]])[0] == "unsat"
+
+        return equations[: bisect.bisect_left(range(len(equations)), True, key=has_none)]
 
     def codes(self, names: list[str], end: End) -> tuple[Code, ...]:
         """The codes that an end can have under the named literals. A code whose question has no
         answer is left out."""
         found: list[Code] = []
         for number, state in enumerate(self.system.states[end.variable]):
-            code = state[end.column]
             literals = [*names, state_literal(end.variable, number)]
-            if code not in found and self.check(literals)[0] == "sat":
-                found.append(code)
+            if state[end.column] not in found and self.check(literals)[0] == "sat":
+                found.append(state[end.column])
         return tuple(found)
 
 
@@ -303,8 +298,7 @@ def refutation(request: Request) -> str:
     Arguments:
       request: the program with its mesh, demand, policies and budgets.
     """
-    checker = Checker(request)
-    found = checker.check()
+    found = (checker := Checker(request)).check()
     if found.status != "unsat":
         return ""
     system = next(s for s in checker.systems if s.mesh_axis == found.mesh_axis)
@@ -367,13 +361,12 @@ def _conversion(system: System, read: ReadConstraint) -> Iterable[str]:
     readable = group_by(range(len(target)), lambda k: target[k][end.column])
     reasons = _reasons(system, read)
     for k, state in enumerate(source):
-        code = state[at.column]
         blocked: set[Code] = set()
         for literals, unless, rules in reasons:
             refused = {
                 other
                 for other in readable
-                if not system.conversions.allows(code, other, aval, rules)
+                if not system.conversions.allows(state[at.column], other, aval, rules)
             }
             if not refused <= blocked:
                 clause = [
@@ -409,12 +402,11 @@ def _reasons(
         system.request.ban(b): budget_literal(i)
         for i, b in reversed(list(enumerate(system.request.budgets)))
     }
-    found: list[tuple[tuple[str, ...], tuple[str, ...], Rules]] = []
-    if policies != free:
-        found.append(((POLICY_LITERAL,), read.unless, Rules(policies)))
-    found += [((names[b],), (), Rules(free, (b,))) for b in bans]
-    if len(bans) > 1:
-        found.append((tuple(names[b] for b in bans), (), Rules(free, bans)))
-    if bans and policies != free:
-        found.append(((POLICY_LITERAL, *(names[b] for b in bans)), read.unless, read.rules))
-    return found
+    every, limited = tuple(names[b] for b in bans), policies != free
+    found = (
+        (limited, (POLICY_LITERAL,), read.unless, Rules(policies)),
+        *((True, (names[b],), (), Rules(free, (b,))) for b in bans),
+        (len(bans) > 1, every, (), Rules(free, bans)),
+        (bool(bans) and limited, (POLICY_LITERAL, *every), read.unless, read.rules),
+    )
+    return [(literals, unless, rules) for holds, literals, unless, rules in found if holds]

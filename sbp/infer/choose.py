@@ -111,9 +111,8 @@ class Problem:
         shares: Mapping[int, float],
         window: Window | None = None,
     ) -> None:
-        self.request, self.byte_price, self.shares = request, byte_price, shares
-        self.window = window
-        self.costs = CostGraph()
+        self.request, self.window, self.shares = request, window, shares
+        self.byte_price, self.costs = byte_price, CostGraph()
         self.rows: dict[int, tuple[NdRow, ...]] = {}
         self.types: dict[int, tuple[Codes, ...]] = {}
         self.charged: dict[int, np.ndarray] = {}
@@ -167,9 +166,7 @@ class Problem:
         reduction: Reduction = NATIVE,
     ) -> TypeSpace:
         forced, partial = self._needs(aval.shape, frozenset(codes), self.request.mesh.sizes)
-        monoids = monoids | partial
-        kept = self.request.kept(codes)
-        return self._spaces.of(aval, monoids, forced, reduction, kept)
+        return self._spaces.of(aval, monoids | partial, forced, reduction, self.request.kept(codes))
 
     def _space_of(self, aval: Any, types: Sequence[Codes], reduction: Reduction) -> TypeSpace:
         """The space of some types of a value. It lacks the types that split a dim into more parts
@@ -287,8 +284,9 @@ class Problem:
           end: where it is read; its rules limit the conversions. A conversion runs as often as
             the end that runs less often.
         """
-        weight = min(source.weight, end.weight)
-        costs = weight * self._matrix(space, source.codes, end.codes, end.rules)
+        costs = min(source.weight, end.weight) * self._matrix(
+            space, source.codes, end.codes, end.rules
+        )
         share = self.shares.get(value)
         if share is not None:
             rate = self.request.mesh.hardware.hbm_bytes_per_second
@@ -456,8 +454,7 @@ def choose(
         for condition in conditions:
             end = reads[condition.at].end
             admitted = np.array([condition.admits(t) for t in found.codes(end)], dtype=bool)
-            seconds = found.costs.unary[end.variable]
-            found.costs.unary[end.variable] = np.where(admitted, seconds, np.inf)
+            found.costs.add_unary(end.variable, np.where(admitted, 0.0, np.inf))
         return found
 
     axes = sorted(request.axes, key=lambda k: -request.mesh.sizes[k])

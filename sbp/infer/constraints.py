@@ -9,8 +9,6 @@ may satisfy every system and still have no typing.
 """
 
 import functools
-import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -24,7 +22,7 @@ from sbp.infer.cost import allowed_rows
 from sbp.infer.flow import Decision, Edge, End
 from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
-from sbp.infer.space import Code, TypeSpace, decode
+from sbp.infer.space import Code, TypeSpace, decode, stack
 from sbp.limits import POLICY_KINDS, Ban, Policy, Rules
 from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Constant, Node, group_by
@@ -32,10 +30,6 @@ from sbp.types import MONOIDS
 
 # ---- reasons -------------------------------------------------------------------------------------
 # The reasons of constraints, each with a text and the user's line.
-
-
-PinSource = Literal["annotation", "input", "output"]
-"""What the user pinned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +80,8 @@ def is_convertible(source: Code, target: Code, policy: Policy) -> bool:
     >>> is_convertible(0, 1, "explicit")
     True
     """
-    if source == target or source == 0:
-        return True
-    return ("all_gather" if source > 0 else "all_reduce") in POLICY_KINDS[policy]
+    kind = "all_gather" if source > 0 else "all_reduce"
+    return source == target or source == 0 or kind in POLICY_KINDS[policy]
 
 
 class Conversions:
@@ -105,7 +98,7 @@ class Conversions:
 
     def __init__(self, mesh: MeshSpec, position: int) -> None:
         self.mesh, self.position = mesh, position
-        self._others = math.prod(n for i, n in enumerate(mesh.sizes) if i != position)
+        self._others = mesh.num_devices // mesh.sizes[position]
         self._alone = MeshSpec(axes=(mesh.axes[position],), hardware=mesh.hardware)
         self._space = functools.cache(self._make)
 
@@ -120,24 +113,13 @@ class Conversions:
         """
         if not rules.bans or source == target:
             return is_convertible(source, target, rules.policies[self.position])
-        space, seconds = self._space(
-            aval.shape,
-            aval.dtype,
-            frozenset(c for c in (source, target) if c < 0),
-            frozenset((source, target)),
-            rules,
-        )
+        space, seconds = self._space(aval.shape, aval.dtype, frozenset((source, target)), rules)
         return bool(np.isfinite(seconds[space.index[(source,)], space.index[(target,)]]))
 
     def _make(
-        self,
-        shape: tuple[int, ...],
-        dtype: Any,
-        partial: frozenset[Code],
-        codes: frozenset[Code],
-        rules: Rules,
+        self, shape: tuple[int, ...], dtype: Any, codes: frozenset[Code], rules: Rules
     ) -> tuple[TypeSpace, np.ndarray]:
-        monoids = frozenset(MONOIDS[-1 - c] for c in partial)
+        monoids = frozenset(MONOIDS[-1 - c] for c in codes if c < 0)
         forced = frozenset((0, c - 1) for c in codes if c > 0)
         space = TypeSpace(tuple(shape), _jax.itemsize(dtype), self._alone, monoids, forced)
         bans = tuple(
@@ -165,7 +147,7 @@ class PinSite:
     """
 
     name: str
-    source: PinSource
+    source: Literal["annotation", "input", "output"]
     span: Span | None
     codes: tuple[int | None, ...]
     nodes: tuple[Node, ...] = ()
@@ -319,11 +301,7 @@ def pin_sites(request: Request) -> tuple[PinSite, ...]:
 def constraints_of(request: Request) -> tuple[System, ...]:
     """The systems of a program, one per mesh axis of more than one device, outer axis first."""
     sites = pin_sites(request)
-    return tuple(
-        _SystemBuilder(request, sites, k).system()
-        for k, n in enumerate(request.mesh.sizes)
-        if n > 1
-    )
+    return tuple(_SystemBuilder(request, sites, k).system() for k in request.axes)
 
 
 class _SystemBuilder:
@@ -352,18 +330,15 @@ class _SystemBuilder:
 
     def pins(self) -> list[Constraint]:
         """The pins, then the policy, then the budgets."""
-        fixed: dict[str, list[End]] = defaultdict(list)
-        for number, decision in enumerate(self.flow.decisions):
-            site = self.site(decision)
-            if site is not None:
-                fixed[site.name].append(End(number))
+        sites = [self.site(decision) for decision in self.flow.decisions]
+        fixed = group_by(range(len(sites)), lambda number: sites[number])
         found = [
             PinConstraint(
                 name=site.name,
                 because=DemandBecause(site.text(code), site.span),
                 site=site,
                 code=code,
-                fixed=tuple(fixed[site.name]),
+                fixed=tuple(map(End, fixed.get(site, ()))),
             )
             for site in self.sites
             if (code := site.codes[self.position]) is not None
@@ -427,11 +402,8 @@ class _SystemBuilder:
         if decision.at_boundary and not self.request.demand.is_padded(
             decision.kind, decision.position
         ):
-            shape = decision.aval.shape
-            codes = tuple(c for c in codes if c <= 0 or shape[c - 1] % self.n == 0)
-        if decision.sliced:
-            return tuple((c, c + 1 if c > 0 else c) for c in codes)
-        return tuple((c,) for c in codes)
+            codes = tuple(c for c in codes if c <= 0 or decision.aval.shape[c - 1] % self.n == 0)
+        return tuple((c, *stack((c,))) if decision.sliced else (c,) for c in codes)
 
     def atoms(self, aval: Any, monoids: frozenset[str], pinned: Code) -> tuple[Code, ...]:
         """The codes that a value may have on this axis: splits of dims that have as many elements
@@ -455,9 +427,8 @@ class _SystemBuilder:
         rules = self.request.rules(node, in_loop=in_loop)
         key = id(rows), rules  # the table keeps its rows alive
         if key not in self.projections:
-            k = self.position
             allowed = allowed_rows(self.graph, node, rows, rules, self.mesh)
             self.projections[key] = tuple(
-                dict.fromkeys((*(t[k] for t in r.ins), *(t[k] for t in r.outs)) for r in allowed)
+                dict.fromkeys(tuple(t[self.position] for t in (*r.ins, *r.outs)) for r in allowed)
             )
         return self.projections[key]

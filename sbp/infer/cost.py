@@ -14,7 +14,7 @@ from sbp import _jax
 from sbp.annotations import annotate_p
 from sbp.infer.accumulation import Reduction
 from sbp.infer.rows import NdRow, seen_codes
-from sbp.infer.space import LOCAL, Codes, Step, TypeSpace, decode, local_shape
+from sbp.infer.space import LOCAL, Codes, Step, TypeSpace, decode, local_bytes, local_shape
 from sbp.limits import Rules
 from sbp.machine.hardware import Hardware
 from sbp.machine.mesh import MeshSpec
@@ -60,8 +60,8 @@ class MemoryShares:
         if traits_of(node.op).flops is not None:
             ins = (self.waited.get(o) if isinstance(o, int) else None for o in node.inputs)
             return (*ins, *(None for _ in node.outputs))
-        read = self.read.get(node.id, (None,) * len(node.inputs))
-        return (*read, *map(self.written.get, node.outputs))
+        unknown = (None,) * len(node.inputs)
+        return (*self.read.get(node.id, unknown), *map(self.written.get, node.outputs))
 
 
 def memory_shares(graph: Graph, mesh: MeshSpec, waited: Mapping[int, float]) -> MemoryShares:
@@ -190,10 +190,7 @@ def _slices(loop: Node) -> dict[int, tuple[float | None, ...]]:
         for k, (o, v) in enumerate(zip(node.inputs, node.outputs, strict=False)):
             if inlined and o in first:
                 unread.add(v)
-                written, sliced = (
-                    math.prod(aval.shape) * _jax.itemsize(aval.dtype)
-                    for aval in (body.aval(v), body.aval(o))
-                )
+                written, sliced = (local_bytes(body.aval(x), (), ()) for x in (v, o))
                 shares[k] = max(0.0, 1.0 - written / max(1, sliced))
         found[node.id] = tuple(shares)
     return found
@@ -204,12 +201,10 @@ def _stacked_values(loop: Node) -> set[int]:
     a gradient is another layout of what its product writes."""
     number = body_of(loop)
     body = loop.regions[number]
-    exits = interface_of(loop).leaving(number)
-    stands_for = _passed_on(body, barriers=True)
+    exits, stands_for = interface_of(loop).leaving(number), _passed_on(body, barriers=True)
     outputs = [body.outputs[e.output] for e in exits if e.kind == "stacked"]
-    stacked = {stands_for.get(v, v) for v in outputs if isinstance(v, int)}
     computed = {v for n in body.nodes if not traits_of(n.op).moves for v in n.outputs}
-    return stacked & computed
+    return computed.intersection(stands_for.get(v, v) for v in outputs if isinstance(v, int))
 
 
 # ---- all-reduces that start together ------------------------------------------------------------
@@ -252,8 +247,7 @@ def late_values(graph: Graph, given: frozenset[int] = frozenset()) -> frozenset[
     for node in graph.nodes:
         is_late = node.backward or not late.isdisjoint(o for o in node.inputs if isinstance(o, int))
         for region in node.regions:
-            entering = frozenset(region.inputs) if is_late else frozenset[int]()
-            inside = late_values(region, entering)
+            inside = late_values(region, frozenset(region.inputs if is_late else ()))
             late |= inside
             is_late = is_late or not inside.isdisjoint(
                 o for o in region.outputs if isinstance(o, int)
@@ -275,16 +269,15 @@ def closing_values(graph: Graph) -> frozenset[int]:
         waits = node.regions or traits_of(node.op).flops is not None
         if waits or not early.isdisjoint(node.outputs):
             early.update(o for o in node.inputs if isinstance(o, int))
-    here = {v for node in graph.nodes for v in node.outputs}
-    return (late_values(graph) & here) - early
+    return late_values(graph).intersection(v for n in graph.nodes for v in n.outputs) - early
 
 
 def _sums(graph: Graph, node: Node) -> bool:
     """Whether an operation may add up elements."""
     if node.regions or traits_of(node.op).flops is not None:
         return True
-    sizes = [math.prod(graph.aval(o).shape) for o in node.inputs]
-    return any(math.prod(graph.avals[v].shape) < max(sizes, default=0) for v in node.outputs)
+    largest = max((math.prod(graph.aval(o).shape) for o in node.inputs), default=0)
+    return any(math.prod(graph.avals[v].shape) < largest for v in node.outputs)
 
 
 # ---- what is sent --------------------------------------------------------------------------------
@@ -355,9 +348,10 @@ def allowed_rows(
 def on_axis(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, position: int) -> tuple[Op, Row]:
     """An operation and its row on one mesh axis, with the shapes that the other axes leave; other
     arguments as `row_sends`."""
+    sizes = tuple(1 if k == position else n for k, n in enumerate(mesh.sizes))
     ins, outs = (
         tuple(
-            _localised_by_others(graph.aval(o), c, mesh, position)
+            _jax.empty_aval(local_shape(graph.aval(o).shape, c, sizes), graph.aval(o).dtype)
             for o, c in zip(values, types, strict=True)
         )
         for values, types in ((node.inputs, row.ins), (node.outputs, row.outs))
@@ -395,11 +389,6 @@ def _widen(ins: list[Any], other: tuple[Op, Row], row: NdRow, position: int) -> 
             ins[operand] = _jax.empty_aval(shape, ins[operand].dtype)
 
 
-def _localised_by_others(aval: Any, codes: Codes, mesh: MeshSpec, position: int) -> Any:
-    kept = tuple(0 if i == position else c for i, c in enumerate(codes))
-    return _jax.empty_aval(local_shape(aval.shape, kept, mesh.sizes), aval.dtype)
-
-
 def step_stages(step: Step, aval: Any, mesh: MeshSpec) -> tuple[int, ...]:
     """The sizes of the groups in which a reduce-scatter runs, one stage after the other; empty
     where it runs as one collective, and for other steps.
@@ -423,11 +412,10 @@ def step_sends(step: Step, aval: Any, mesh: MeshSpec) -> tuple[Sent, ...]:
     sent = step.bytes_sent
     if step.kind in LOCAL:
         return ()
-    if _is_exchanged(step, aval, mesh):
-        if step.kind == "reduce_scatter":
-            return (Sent("all_to_all", sent),)
-        return (Sent("all_to_all", sent / 2), Sent("all_gather", sent / 2))
-    return (Sent(step.kind, sent, max(1, len(step_stages(step, aval, mesh)))),)
+    if not _is_exchanged(step, aval, mesh):
+        return (Sent(step.kind, sent, max(1, len(step_stages(step, aval, mesh)))),)
+    both = Sent("all_to_all", sent / 2), Sent("all_gather", sent / 2)
+    return (Sent("all_to_all", sent),) if step.kind == "reduce_scatter" else both
 
 
 def _is_exchanged(step: Step, aval: Any, mesh: MeshSpec) -> bool:
@@ -465,15 +453,14 @@ FREE_FRACTION = 0.05
 
 def _precision(node: Node) -> Literal["default", "high", "highest"]:
     """The most precise of the precisions that a product asks for, one for each operand."""
+    # An algorithm given by name is priced as the default precision.
     asked = node.params.get("precision")
     of_each = asked if isinstance(asked, tuple) else (asked,)
-    # An algorithm given by name is priced as the default precision.
-    named = {p for p in of_each if isinstance(p, lax.Precision)}
     return (
         "highest"
-        if lax.Precision.HIGHEST in named
+        if lax.Precision.HIGHEST in of_each
         else "high"
-        if lax.Precision.HIGH in named
+        if lax.Precision.HIGH in of_each
         else "default"
     )
 
@@ -632,8 +619,7 @@ def local_seconds(
         math.prod(shape) * _jax.itemsize(graph.aval(o).dtype)
         for o, shape in zip((*node.inputs, *node.outputs), (*ins, *outs), strict=True)
     ]
-    traffic = sum(of_each)
-    traits = traits_of(node.op)
+    traffic, traits = sum(of_each), traits_of(node.op)
     if node.op == TRANSFER:
         # Half is read, half is written.
         return LocalSeconds(0.0, 0.5 * traffic / hardware.host_bytes_per_second)

@@ -17,7 +17,17 @@ from typing import Any, Literal
 
 from sbp.annotations import annotate_p
 from sbp.errors import Span
-from sbp.trace.graph import SAME, Entry, Exit, Graph, Node, Operand, interface_of, weighed_trips
+from sbp.trace.graph import (
+    SAME,
+    Entry,
+    Exit,
+    Graph,
+    Node,
+    Operand,
+    group_by,
+    interface_of,
+    weighed_trips,
+)
 
 Place = tuple[Literal["row", "value", "operand", "result", "output"], *tuple[int, ...]]
 """Where a `Typing` stores a decision or a read: ("row", node id); ("value", value), the type in
@@ -159,12 +169,12 @@ class Edge:
             # With one region, the number counts all operands. With several regions, it counts the
             # operands of one kind.
             one = len(self.node.regions) == 1
-            number = self.entry.operand if one else self.entry.number
-            constant = "constant" if interface_of(self.node).loop else "operand"
-            return _ENTRIES[self.entry.kind].format(number=number, constant=constant)
-        if self.exit is not None:
-            return _EXITS[self.exit.kind].format(self.exit)
-        return f"operand {self.number}"
+            return _ENTRIES[self.entry.kind].format(
+                number=self.entry.operand if one else self.entry.number,
+                constant="constant" if interface_of(self.node).loop else "operand",
+            )
+        operand = f"operand {self.number}"
+        return _EXITS[self.exit.kind].format(self.exit) if self.exit else operand
 
     @property
     def text(self) -> str:
@@ -212,10 +222,8 @@ class Flow:
 
     def into(self) -> tuple[list[Edge], ...]:
         """For each decision, the edges that end at it."""
-        found: tuple[list[Edge], ...] = tuple([] for _ in self.decisions)
-        for edge in self.edges:
-            found[edge.end.variable].append(edge)
-        return found
+        found = group_by(self.edges, lambda edge: edge.end.variable)
+        return tuple(found.get(number, []) for number in range(len(self.decisions)))
 
     def reads(self) -> dict[Place, Edge]:
         """The edge of each read, by its place."""
@@ -244,13 +252,14 @@ def flow_of(graph: Graph, ties: Mapping[int, int] | None = None) -> Flow:
     for position, operand in enumerate(graph.outputs):
         place = "output", position
         decision = Decision(kind="output", place=place, aval=graph.aval(operand), position=position)
-        tied = position in ties
         walk.edges.append(
             Edge(
                 kind="output",
                 place=place,
                 operand=operand,
-                end=walk.makers[graph.inputs[ties[position]]] if tied else walk.decide(decision),
+                end=walk.makers[graph.inputs[ties[position]]]
+                if position in ties
+                else walk.decide(decision),
                 node=None,
                 number=position,
             )
@@ -327,23 +336,27 @@ class _Walk:
         columns = enumerate(node.outputs, len(node.inputs))
         self.makers.update((value, End(number, column)) for column, value in columns)
 
-    def values(self, node: Node, here: _Here) -> None:
-        """An annotation or barrier: each result is its operand, in a type of its own."""
-        annotated = node.op == annotate_p.name
-        for i, (operand, value) in enumerate(zip(node.inputs, node.outputs, strict=True)):
-            decision = Decision(
-                kind="annotation" if annotated else "value",
+    def value(self, node: Node, value: int) -> End:
+        """A result of an annotation or barrier; or of a cond, with one type for all branches."""
+        return self.decide(
+            Decision(
+                kind="annotation" if node.op == annotate_p.name else "value",
                 place=("value", value),
                 makes=(value,),
                 aval=self.graph.avals[value],
                 node=node,
             )
+        )
+
+    def values(self, node: Node, here: _Here) -> None:
+        """An annotation or barrier: each result is its operand, in a type of its own."""
+        for i, (operand, value) in enumerate(zip(node.inputs, node.outputs, strict=True)):
             self.edges.append(
                 Edge(
-                    kind="annotated" if annotated else "barrier",
+                    kind="annotated" if node.op == annotate_p.name else "barrier",
                     place=("operand", node.id, i),
                     operand=operand,
-                    end=self.decide(decision),
+                    end=self.value(node, value),
                     node=node,
                     number=i,
                     weight=here.weight,
@@ -356,10 +369,11 @@ class _Walk:
         the results of a branch directly after the branch."""
         interface = interface_of(node)
         trips, branches = (weighed_trips(node), 1) if interface.loop else (1, len(node.regions))
-        weight = here.weight * trips / branches
-        inside = _Here(weight=weight, in_loop=interface.loop or here.in_loop)
+        inside = _Here(
+            weight=here.weight * trips / branches, in_loop=interface.loop or here.in_loop
+        )
         entered = [self.enter(node, e, here) for e in interface.entries]
-        results = () if interface.loop else self.results(node)
+        results = () if interface.loop else tuple(self.value(node, v) for v in node.outputs)
         waiting: list[Exit] = []
         for number, region in enumerate(node.regions):
             self.visit(region, inside)
@@ -421,21 +435,6 @@ class _Walk:
             )
         )
         return end
-
-    def results(self, node: Node) -> tuple[End, ...]:
-        """The results of a cond. Each has one type for all branches."""
-        return tuple(
-            self.decide(
-                Decision(
-                    kind="value",
-                    place=("value", value),
-                    makes=(value,),
-                    aval=self.graph.avals[value],
-                    node=node,
-                )
-            )
-            for value in node.outputs
-        )
 
     def left(self, node: Node, left: Exit) -> End:
         """A stacked result of a loop, or its predicate."""

@@ -59,22 +59,24 @@ def pin_of_sharding(
     return replace(pin, type=t, sharding=None, complete=not free, whole=whole)
 
 
-def _axes(spec: PartitionSpec) -> list[str]:
-    """The mesh axes that a spec names."""
-    entries = [e for e in spec.partitions if e is not None and e is not PartitionSpec.UNCONSTRAINED]
-    split = itertools.chain(*((e,) if isinstance(e, str) else e for e in entries))
-    return [*split, *sorted(getattr(spec, "unreduced", ()) or ())]
+def _axes_of(entry: Any) -> tuple[str, ...]:
+    """The mesh axes that an entry of a spec names."""
+    names = () if entry in (None, PartitionSpec.UNCONSTRAINED) else entry
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _is_same(own: Mesh, mesh: MeshSpec, ids: np.ndarray | None) -> bool:
     """Whether a mesh has the axes of another one, and its devices where it has any."""
     axes = tuple(map(str, own.axis_names)), tuple(int(n) for n in own.devices.shape)
-    return axes == (mesh.names, mesh.sizes) and (ids is None or np.array_equal(_ids(own), ids))
+    return axes == (mesh.names, mesh.sizes) and (
+        ids is None or np.array_equal(device_ids(own), ids)
+    )
 
 
 def _check_sizes(sharding: NamedSharding, mesh: MeshSpec) -> None:
     """Checks that the mesh has the axes that a sharding names, of equal size."""
-    for axis in _axes(sharding.spec):
+    spec = sharding.spec
+    for axis in (*itertools.chain(*map(_axes_of, spec.partitions)), *sorted(spec.unreduced)):
         size = int(sharding.mesh.shape[axis])
         if mesh.size(axis) != size:  # an unknown axis raises
             raise SbpError(
@@ -94,13 +96,10 @@ def _type_of_blocks(
     """
     if ids is None:  # an abstract mesh: its devices count from 0
         ids = np.arange(mesh.num_devices).reshape(mesh.sizes)
-    axes = [str(a) for a in sharding.mesh.axis_names]
-    dims = [[] for _ in shape]
-    entries = sharding.spec.partitions
-    for d, entry in enumerate(entries[: len(shape)]):
-        if entry is not None and entry is not PartitionSpec.UNCONSTRAINED:
-            dims[d] = [axes.index(a) for a in ((entry,) if isinstance(entry, str) else entry)]
-    own = _ids(sharding.mesh)
+    axes, entries = [str(a) for a in sharding.mesh.axis_names], sharding.spec.partitions
+    padded = [*entries, *[None] * len(shape)][: len(shape)]
+    dims = [[axes.index(a) for a in _axes_of(entry)] for entry in padded]
+    own = device_ids(sharding.mesh)
     if not sharding.spec.unreduced and PartitionSpec.UNCONSTRAINED not in entries:
         found = _type_with(own, _blocks(own.shape, dims), mesh, ids)
         if found is not None:
@@ -150,7 +149,8 @@ def _blocks(sizes: Sequence[int], dims: Sequence[Sequence[int]]) -> np.ndarray:
     return found
 
 
-def _ids(mesh: Any) -> np.ndarray:
+def device_ids(mesh: Any) -> np.ndarray:
+    """The ids of the devices of a mesh, in its shape."""
     return np.vectorize(lambda d: d.id, otypes=[int])(mesh.devices)
 
 
@@ -233,6 +233,8 @@ def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) ->
       SbpError: `unknown-axis`, `bad-argument` or `bad-placement` for an annotation that does not
         fit the mesh or the dtype.
     """
+    # The devices of an abstract mesh count from 0.
+    ids = np.arange(mesh.num_devices).reshape(mesh.sizes) if device_ids is None else device_ids
 
     def visit(g: Graph) -> Graph:
         return replace(g, nodes=tuple(node_of(g, n) for n in g.nodes))
@@ -248,9 +250,6 @@ def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) ->
         pin: Pin = node.params["pin"]
         aval = g.avals[node.outputs[0]]
         if pin.device_assignment is not None:
-            ids = device_ids
-            if ids is None:
-                ids = np.arange(mesh.num_devices).reshape(mesh.sizes)
             t = placement(aval.shape, pin.device_assignment, mesh, ids, where, node.span)
             pin = replace(pin, type=t, device_assignment=None)
         elif pin.sharding is not None:
@@ -303,8 +302,7 @@ def placement(
 
 def pinned_codes(pin: Pin, mesh: MeshSpec) -> tuple[int | None, ...]:
     """The code that a pin asks on each mesh axis; None where it leaves the axis to inference."""
-    codes = from_type(pin.type, mesh)
     return tuple(
         c if (axis in pin.type or (pin.complete and axis not in pin.type.free)) else None
-        for axis, c in zip(mesh.names, codes, strict=True)
+        for axis, c in zip(mesh.names, from_type(pin.type, mesh), strict=True)
     )

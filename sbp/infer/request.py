@@ -9,7 +9,6 @@ from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sbp import _jax
 from sbp.annotations import Pin
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import (
@@ -17,7 +16,7 @@ from sbp.infer.accumulation import (
     Reduction,
     Sums,
     chosen_sums,
-    possible_casts,
+    is_rounding_cast,
     rounding_casts,
     wide,
 )
@@ -30,7 +29,7 @@ from sbp.infer.cost import (
 )
 from sbp.infer.flow import Flow, flow_of
 from sbp.infer.rows import EMPTY, AxisRow, NdRow, PartialRow, RowTable, worth_having
-from sbp.infer.space import Codes, Spaces, kept_codes
+from sbp.infer.space import Codes, Spaces, kept_codes, local_bytes
 from sbp.limits import POLICIES, Ban, Budget, Policy, Rules, policies_in
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Row, traits_of
@@ -66,8 +65,7 @@ def waited_shares(graph: Graph, flow: Flow, asked: Asked, mesh: MeshSpec) -> Map
     """
     if not mesh.hardware.fast_memory_bytes:
         return {}
-    read: set[int] = set()
-    idle = taken = 0.0
+    read, idle, taken = set[int](), 0.0, 0.0
     for decision in flow.decisions:
         node = decision.node
         if decision.kind != "row" or node is None or traits_of(node.op).flops is None:
@@ -76,27 +74,22 @@ def waited_shares(graph: Graph, flow: Flow, asked: Asked, mesh: MeshSpec) -> Map
         for operand in {o for o in node.inputs if isinstance(o, int) and o in asked}:
             read.add(operand)
             taken += decision.weight * _read_seconds(graph, operand, asked[operand] or (), mesh)
-    share = max(0.0, 1.0 - idle / taken) if taken else 1.0
-    return dict.fromkeys(sorted(read), share)
+    return dict.fromkeys(sorted(read), max(0.0, 1.0 - idle / taken) if taken else 1.0)
 
 
 def _idle_seconds(graph: Graph, node: Node, mesh: MeshSpec) -> float:
     """Seconds of a product in which memory is idle, with its work split over all devices."""
-    hardware = mesh.hardware
-    avals = [graph.aval(o) for o in (*node.inputs, *node.outputs)]
-    traffic = sum(math.prod(a.shape) * _jax.itemsize(a.dtype) for a in avals)
-    shapes = [a.shape for a in avals]
-    count = len(node.inputs)
-    seconds = product_seconds(graph, node, shapes[:count], shapes[count:], hardware)
+    ins, outs = ([graph.aval(o) for o in side] for side in (node.inputs, node.outputs))
+    traffic = sum(local_bytes(a, (), ()) for a in (*ins, *outs))
+    shapes, hardware = [a.shape for a in ins], mesh.hardware
+    seconds = product_seconds(graph, node, shapes, [a.shape for a in outs], hardware)
     return max(0.0, seconds - traffic / hardware.hbm_bytes_per_second) / math.prod(mesh.sizes)
 
 
 def _read_seconds(graph: Graph, value: int, codes: tuple[int | None, ...], mesh: MeshSpec) -> float:
     """Seconds in which a device reads its part of an argument."""
-    aval = graph.avals[value]
     parts = math.prod(n for c, n in zip(codes, mesh.sizes, strict=False) if c is not None and c > 0)
-    size = math.prod(aval.shape) * _jax.itemsize(aval.dtype)
-    return size / parts / mesh.hardware.hbm_bytes_per_second
+    return local_bytes(graph.avals[value], (), ()) / parts / mesh.hardware.hbm_bytes_per_second
 
 
 # ---- partial values -----------------------------------------------------------------------------
@@ -141,14 +134,13 @@ def native_partials(
             for e in into[number]
         ]
         if decision.kind == "row":
-            assert decision.node is not None
             node = decision.node
+            assert node is not None
             ins = [graph.aval(o) for o in node.inputs]
             outs = [graph.avals[o] for o in node.outputs]
-            axes = every if node.op in REGION_OPS else positions.values()
             rows = (
                 row
-                for k in axes
+                for k in (every if node.op in REGION_OPS else positions.values())
                 for row in table.partial_rows(node, node.id in rounding, ins, outs, k)
             )
             found = _native_of_rows(node, rows, given)
@@ -167,8 +159,9 @@ def native_partials(
 def _pinned_partial(node: Node | None) -> frozenset[str]:
     """The monoids under which an annotation pins its value partial."""
     pin: Pin | None = node.params.get("pin") if node is not None else None
-    atoms = pin.type.values() if pin is not None else ()
-    return frozenset(a.monoid for a in atoms if isinstance(a, Unreduced))
+    return frozenset(
+        a.monoid for a in (pin.type if pin else {}).values() if isinstance(a, Unreduced)
+    )
 
 
 def _native_of_rows(
@@ -417,8 +410,11 @@ class Request:
 
     def reduction(self, value: int) -> Reduction:
         """How partial sums of a value are added up, and what else its conversions cost."""
-        dtype = wide(self.graph.avals[value].dtype, self.sums.get(value))
-        return Reduction(dtype, self.together.get(value, 1), value in self.memory_shares.fused)
+        return Reduction(
+            wide(self.graph.avals[value].dtype, self.sums.get(value)),
+            self.together.get(value, 1),
+            value in self.memory_shares.fused,
+        )
 
     @functools.cached_property
     def native(self) -> Mapping[int, frozenset[str]]:
@@ -493,14 +489,14 @@ class Request:
         """The values with a `reduce_dtype`."""
         if self.given_sums is not None:
             return self.given_sums
-        casts = possible_casts(self.graph)
+        # The casts that may round parts where all values have the `reduce_dtype` that allows most.
+        casts = frozenset(n.id for n in self.graph.walk() if is_rounding_cast(self.graph, n))
         native, table = functools.cache(self._native), self.table
 
         def carried(node: Node) -> Iterator[int]:
             rows = table.rows_in(self.graph, node, native(casts), casts)
-            for k in range(len(node.inputs)):
-                if any(c < 0 for row in rows for c in row.ins[k]):
-                    yield k
+            numbers = range(len(node.inputs))
+            return (k for k in numbers if any(c < 0 for row in rows for c in row.ins[k]))
 
         return chosen_sums(self.flow, self.reduce_dtype, carried)
 

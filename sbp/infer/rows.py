@@ -30,8 +30,7 @@ def localise(aval: Any, code: Code, n: int) -> Any:
 
 @functools.lru_cache(maxsize=65536)
 def _split_aval(shape: tuple[int, ...], dtype: Any, host: bool, dim: int, n: int) -> Any:
-    split = (*shape[:dim], -(-shape[dim] // n), *shape[dim + 1 :])
-    return _jax.empty_aval(split, dtype, host=host)
+    return _jax.empty_aval((*shape[:dim], -(-shape[dim] // n), *shape[dim + 1 :]), dtype, host=host)
 
 
 # ---- rows ---------------------------------------------------------------------------------------
@@ -78,23 +77,8 @@ Choice = NdRow | Codes
 """What a typing has for a decision: the row of a node, or the type of a value that no row makes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Branch:
-    """A row on one mesh axis in codes.
-
-    Arguments:
-      ins, outs: the codes of operands and results.
-      kernel: what runs on the shards.
-      inner_ins, inner_outs: the shapes that inner mesh axes see.
-      goes_round: whether the kernel sends the shards of an operand round the axis.
-    """
-
-    ins: tuple[Code, ...]
-    outs: tuple[Code, ...]
-    kernel: str
-    inner_ins: tuple[Any, ...]
-    inner_outs: tuple[Any, ...]
-    goes_round: bool
+Avals = tuple[tuple[Any, ...], tuple[Any, ...]]
+"""Avals of operands and of results."""
 
 
 PartialRow = tuple[tuple[Code, ...], tuple[tuple[int, frozenset[str]], ...]]
@@ -133,8 +117,7 @@ class RowTable:
     """
 
     def __init__(self, mesh: MeshSpec, *, communicates: bool = True) -> None:
-        self.mesh = mesh
-        self.communicates = communicates
+        self.mesh, self.communicates = mesh, communicates
         self.known: dict[Any, tuple[Any, ...]] = {}
         self._operations: dict[Any, int] = {}
         self._numbers: dict[tuple[str, int, bool], int] = {}
@@ -267,8 +250,8 @@ class RowTable:
         rounds: bool,
         native: tuple[frozenset[str], ...],
         wanted: tuple[AxisRow | None, ...],
-        avals: tuple[tuple[Any, ...], tuple[Any, ...]],
-        outer: tuple[_Branch, ...] = (),
+        avals: Avals,
+        outer: tuple[AxisRow, ...] = (),
     ) -> Iterator[NdRow]:
         """The ND rows of a node that begin with rows on the outer mesh axes.
 
@@ -277,11 +260,11 @@ class RowTable:
           avals: of operands and of results, as the outer axes leave them.
           outer: the row on each outer axis.
         """
-        (ins, outs), kernels = avals, tuple(b.kernel for b in outer)
+        (ins, outs), kernels = avals, tuple(kernel for *_, kernel in outer)
         if len(kernels) == len(self._all_local):
             row = NdRow(
-                tuple(tuple(b.ins[i] for b in outer) for i in range(len(ins))),
-                tuple(tuple(b.outs[o] for b in outer) for o in range(len(outs))),
+                tuple(tuple(codes[i] for codes, *_ in outer) for i in range(len(ins))),
+                tuple(tuple(codes[o] for _, codes, _ in outer) for o in range(len(outs))),
                 kernels,
             )
             # Reductions under different monoids on different axes do not commute.
@@ -294,11 +277,12 @@ class RowTable:
             return
         branches = self._branches(node, rounds, ins, outs, len(kernels))
         here = wanted[len(kernels)] if wanted else None
-        for b in [b for b in branches if here in (None, (b.ins, b.outs, b.kernel))] or branches:
+        for row, inner in [b for b in branches if here in (None, b[0])] or branches:
+            codes, _, kernel = row
+            goes_round = kernel in kernels and kernel_named(kernel).gathers is not None
             # The shards of an operand go round one axis at most.
-            if worth_having(b.ins, native) and not (b.goes_round and b.kernel in kernels):
-                inner = b.inner_ins, b.inner_outs
-                yield from self._extend(node, rounds, native, wanted, inner, (*outer, b))
+            if worth_having(codes, native) and not goes_round:
+                yield from self._extend(node, rounds, native, wanted, inner, (*outer, row))
 
     @_once
     def _branches(
@@ -308,7 +292,7 @@ class RowTable:
         ins: tuple[Any, ...],
         outs: tuple[Any, ...],
         position: int,
-    ) -> Iterable[_Branch]:
+    ) -> Iterable[tuple[AxisRow, Avals]]:
         """The rows of a node on one mesh axis, with the shapes that they leave for inner axes.
 
         Arguments:
@@ -327,14 +311,7 @@ class RowTable:
                     for i, (a, c) in enumerate(zip(ins, codes_in, strict=True))
                 )
                 inner_outs = (localise(a, c, n) for a, c in zip(outs, codes_out, strict=True))
-                yield _Branch(
-                    codes_in,
-                    codes_out,
-                    row.kernel,
-                    tuple(inner),
-                    tuple(inner_outs),
-                    gathered is not None,
-                )
+                yield (codes_in, codes_out, row.kernel), (tuple(inner), tuple(inner_outs))
 
 
 def worth_having(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) -> bool:
@@ -347,9 +324,8 @@ def worth_having(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) ->
       codes: the codes of the operands.
       native: for each operand, the monoids under which it can be partial without a conversion.
     """
-    if min(codes, default=0) >= 0 or max(codes) > 0:
-        return True
-    return any(c < 0 and MONOIDS[-1 - c] in m for c, m in zip(codes, native, strict=True))
+    partial = (MONOIDS[-1 - c] in m for c, m in zip(codes, native, strict=True) if c < 0)
+    return min(codes, default=0) >= 0 or max(codes) > 0 or any(partial)
 
 
 def nests(row: NdRow) -> bool:

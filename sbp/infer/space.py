@@ -75,9 +75,7 @@ def decode(code: Code) -> Atom:
     >>> [decode(c) for c in (0, 1, -1)]
     [B, S(0), P(sum)]
     """
-    if code == 0:
-        return B
-    return Split(code - 1) if code > 0 else Unreduced(MONOIDS[-1 - code])
+    return B if code == 0 else Split(code - 1) if code > 0 else Unreduced(MONOIDS[-1 - code])
 
 
 def to_type(codes: Codes, mesh: MeshSpec) -> NdSbp:
@@ -273,20 +271,15 @@ class TypeSpace:
         steps: list[Step] = []
         here = float(self.local_bytes[self.index[source]])
         for position, n in enumerate(self.sizes):
-            if n == 1:
-                continue
-            old = source[position]
-            inner = source[position + 1 :]
-            if old > 0 and old in inner:
+            old, inner = source[position], source[position + 1 :]
+            if n == 1 or (old > 0 and old in inner):
                 continue
             for new in self._codes[position]:
-                if new == old or (new > 0 and new in inner):
-                    continue
                 kind = _CHANGES.get((_kind(old), _kind(new)))
                 target = (*source[:position], new, *inner)
-                if kind is None or target not in self.index:
-                    continue
-                steps.append(self._step(kind, (position,), source, target, n, here))
+                is_outer = new > 0 and new in inner
+                if kind and new != old and not is_outer and target in self.index:
+                    steps.append(self._step(kind, (position,), source, target, n, here))
         joint: dict[StepKind, tuple[int, ...]] = {
             "all_reduce": tuple(i for i, c in enumerate(source) if c < 0),
             "all_gather": tuple(i for i, c in enumerate(source) if c > 0 and self.sizes[i] > 1),
@@ -301,10 +294,9 @@ class TypeSpace:
                         if k > i
                     ):
                         target = tuple(0 if i in axes else c for i, c in enumerate(source))
-                        if target not in self.index:
-                            continue
                         n = math.prod(self.sizes[i] for i in axes)
-                        steps.append(self._step(kind, axes, source, target, n, here))
+                        if target in self.index:
+                            steps.append(self._step(kind, axes, source, target, n, here))
         return steps
 
     def _step(
@@ -337,10 +329,12 @@ class TypeSpace:
                 sent = share * self._exchanged_bytes(source, target[axes[0]] - 1, n)
             case _:
                 sent = 0.0
-        seconds = self._step_seconds(run, axes, sent, max(here, there))
-        on_tpu = self.mesh.hardware.platform == "tpu"
-        if kind == "all_gather" and on_tpu and copies_for_lanes(part, result):
-            seconds += RELAYOUT_PASSES * there / self.mesh.hardware.hbm_bytes_per_second
+        seconds, hardware = (
+            self._step_seconds(run, axes, sent, max(here, there)),
+            self.mesh.hardware,
+        )
+        if kind == "all_gather" and hardware.platform == "tpu" and copies_for_lanes(part, result):
+            seconds += RELAYOUT_PASSES * there / hardware.hbm_bytes_per_second
         return Step(kind, axes, source, target, sent, seconds, how)
 
     def _wide_step(
@@ -416,6 +410,10 @@ class TypeSpace:
             self._seconds[rules] = cost
         return self._seconds[rules]
 
+    def _of_both(self, bytes_per_second: float) -> np.ndarray:
+        """Seconds of the bytes of every two types together, an array [from, to]."""
+        return (self.local_bytes[:, None] + self.local_bytes[None, :]) / bytes_per_second
+
     def path(self, source: Codes, target: Codes, rules: Rules | None = None) -> tuple[Step, ...]:
         """The cheapest steps from one type to another. Of equal paths the first one found is taken,
         in a fixed order.
@@ -438,9 +436,8 @@ class TypeSpace:
                 continue
             for step in self.steps_from(here):
                 total = cost + step.seconds
-                if total >= best.get(step.target, INFINITE) or not _adds_up(step, partial):
-                    continue
-                if rules.allows(step.kind, step.mesh_axes, step.bytes_sent):
+                is_better = total < best.get(step.target, INFINITE) and _adds_up(step, partial)
+                if is_better and rules.allows(step.kind, step.mesh_axes, step.bytes_sent):
                     best[step.target] = total
                     heapq.heappush(queue, (total, next(counter), step.target, (*steps, step)))
         raise SbpInternalError(f"no boxing from {source} to {target} on shape {self.shape}")
@@ -448,14 +445,13 @@ class TypeSpace:
 
 def _partial_axes(codes: Codes, rules: Rules) -> frozenset[int] | None:
     """The axes on which a value is partial; None where it does not matter."""
-    partial = frozenset(k for k, c in enumerate(codes) if c < 0)
-    return partial if rules.counts_effects else None
+    return frozenset(k for k, c in enumerate(codes) if c < 0) if rules.counts_effects else None
 
 
 def _adds_up(step: Step, partial: frozenset[int] | None) -> bool:
     """Whether a step reduces nothing but what was partial on these axes at first."""
-    reduces = step.kind in ("all_reduce", "reduce_scatter")
-    return partial is None or not reduces or partial.issuperset(step.mesh_axes)
+    reduced = step.mesh_axes if step.kind in ("all_reduce", "reduce_scatter") else ()
+    return partial is None or partial.issuperset(reduced)
 
 
 def _closure(cost: np.ndarray) -> np.ndarray:
@@ -504,8 +500,7 @@ class HostSpace(TypeSpace):
     def seconds(self, rules: Rules | None = None) -> np.ndarray:
         """Seconds of the cheapest conversion between every two types, with both copies; see
         `TypeSpace.seconds`."""
-        rate = self.mesh.hardware.host_bytes_per_second
-        copies = (self.local_bytes[:, None] + self.local_bytes[None, :]) / rate
+        copies = self._of_both(self.mesh.hardware.host_bytes_per_second)
         np.fill_diagonal(copies, 0.0)
         return super().seconds(rules) + copies
 
@@ -555,7 +550,7 @@ class FusedSpace(TypeSpace):
         here, there = self.types[int(begin)], self.types[int(end)]
         steps = list(super().path(here, there, rules))
         at = next((k for k, step in enumerate(steps) if step.bytes_sent), 0)
-        more = float(self._in_memory()[begin, end])
+        more = float(self._of_both(self.mesh.hardware.hbm_bytes_per_second)[begin, end])
         steps[at] = replace(steps[at], seconds=steps[at].seconds + more)
         alone = self._on_device(rules)
         before, after = super().path(source, here, alone), super().path(there, target, alone)
@@ -570,11 +565,7 @@ class FusedSpace(TypeSpace):
         return np.where(np.eye(len(local)), local, INFINITE) if rules.counts_effects else local
 
     def _sent(self, rules: Rules) -> np.ndarray:
-        return super().seconds(rules) + self._in_memory()
-
-    def _in_memory(self) -> np.ndarray:
-        rate = self.mesh.hardware.hbm_bytes_per_second
-        return (self.local_bytes[:, None] + self.local_bytes[None, :]) / rate
+        return super().seconds(rules) + self._of_both(self.mesh.hardware.hbm_bytes_per_second)
 
     def _on_device(self, rules: Rules) -> Rules:
         """The rules without steps that send something."""

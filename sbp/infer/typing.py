@@ -148,9 +148,8 @@ class Window:
 
     def row(self, node: Node, axes: int) -> tuple[AxisRow | None, ...]:
         """The row of a node on each of the mesh axes, None where they are free."""
-        if self.like is None:
-            return NdRow.whole(len(node.inputs), len(node.outputs), axes).by_axis(self.free)
-        return self.like.rows[node.id].by_axis(self.free)
+        whole = NdRow.whole(len(node.inputs), len(node.outputs), axes)
+        return (self.like.rows[node.id] if self.like else whole).by_axis(self.free)
 
     def codes(self, decision: Decision, pinned: tuple[int | None, ...]) -> tuple[Code | None, ...]:
         """The code of a decision on a type on each mesh axis, None where they are free.
@@ -310,11 +309,10 @@ def certify(typing: Typing, systems: tuple[System, ...] | None = None) -> None:
     request = typing.graph_request
     systems = constraints_of(request) if systems is None else systems
     assert all(s.request is request for s in systems), "constraints of another request"
-    decisions = request.flow.decisions
     states = [
         [
             _state_of(d, states, typing, s.position)
-            for d, states in zip(decisions, s.states, strict=True)
+            for d, states in zip(request.flow.decisions, s.states, strict=True)
         ]
         for s in systems
     ]
@@ -365,18 +363,16 @@ def _certify_options(typing: Typing, request: Request) -> None:
     """
     options = Options(request)
     for decision in request.flow.decisions:
-        choice = typing.choice(decision)
-        if options.has(decision, choice):
-            continue
-        node = decision.node
-        what = f"{decision.kind} {decision.position + 1}" if node is None else node.op
-        where = f" at {node.span}" if node and node.span else ""
-        given = (
-            f"a row that it does not have: {choice.ins} -> {choice.outs}"
-            if isinstance(choice, NdRow)
-            else f"a type that it does not have: {choice}"
-        )
-        raise SbpInternalError(f"the chosen typing gives {what}{where} {given}")
+        choice, node = typing.choice(decision), decision.node
+        if not options.has(decision, choice):
+            what = f"{decision.kind} {decision.position + 1}" if node is None else node.op
+            where = f" at {node.span}" if node and node.span else ""
+            given = (
+                f"a row that it does not have: {choice.ins} -> {choice.outs}"
+                if isinstance(choice, NdRow)
+                else f"a type that it does not have: {choice}"
+            )
+            raise SbpInternalError(f"the chosen typing gives {what}{where} {given}")
 
 
 def _certify_boxing(
@@ -407,13 +403,11 @@ def _certify_boxing(
         aval = typing.graph.avals[first.value]
         key = (aval.shape, tuple(source), tuple(target), first.rules)
         if source != target and key not in seen:
-            codes = (*source, *target)
-            monoids = frozenset(MONOIDS[-1 - c] for c in codes if c < 0)
+            monoids = frozenset(MONOIDS[-1 - c] for c in (*source, *target) if c < 0)
             forced = frozenset((i, c - 1) for t in key[1:3] for i, c in enumerate(t) if c > 0)
-            kept = typing.request.kept(key[1:3])
-            space = spaces.of(aval, monoids, forced, kept=kept)
-            seconds = space.seconds(first.rules)
-            seen[key] = bool(seconds[space.index[key[1]], space.index[key[2]]] < INFINITE)
+            space = spaces.of(aval, monoids, forced, kept=typing.request.kept(key[1:3]))
+            at = space.index[key[1]], space.index[key[2]]
+            seen[key] = bool(space.seconds(first.rules)[at] < INFINITE)
         if not seen.get(key, True):
             raise _violation(systems[0], first, f"made as {source}, read as {target}")
 

@@ -26,7 +26,7 @@ from sbp.limits import Policy, policies_text
 from sbp.machine.hardware import Network
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost, change_text, place
-from sbp.report.parts import Facts, Page, Part, Section, Table, table, table_of, table_section
+from sbp.report.parts import Facts, Page, Part, Section, Table, table, table_section
 from sbp.report.report import Shown
 from sbp.report.wording import (
     atoms_text,
@@ -42,7 +42,6 @@ from sbp.report.wording import (
     size_text,
 )
 from sbp.source.reader import source_text
-from sbp.trace.graph import Node
 from sbp.types import Atom
 
 # ---- links --------------------------------------------------------------------------------------
@@ -91,18 +90,20 @@ def _row_text(row: AxisRow, link: Link, op: str) -> str:
 
 def _partner_text(name: ValueName, code: Code, end: Link) -> str:
     """The atom of another operand, and the end of its chain of origins."""
-    text = f"{name} is {decode(code)!r}"
+    origin = ""
     if end.kind == "annotation" and end.place is not None:
-        return f"{text}, pinned {place_text(end.place)}"
-    if end.kind not in ("input", "free input"):
-        return text
-    return f"{text}, an input" if end.subject == name else f"{text}, from {end.subject}"
+        origin = f", pinned {place_text(end.place)}"
+    elif end.kind in ("input", "free input"):
+        origin = ", an input" if end.subject == name else f", from {end.subject}"
+    return f"{name} is {decode(code)!r}{origin}"
 
 
 # ---- why ----------------------------------------------------------------------------------------
 
 
 SHOWN_LINKS, SHOWN_TYPES, SHOWN_CONVERSIONS, SHOWN_OTHERS = 6, 8, 3, 4
+
+_BOUNDARY = {"input": "an input", "output": "an output"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -133,7 +134,16 @@ def _parts(why: Why, mesh: MeshSpec) -> Iterator[Part]:
     yield from (_axis(why, story) for story in why.axes)
     yield from (_alternatives(why), _conversions(why, mesh))
     if why.others:
-        yield _others(why.others)
+        yield table_section(
+            "of the same name or line",
+            why.others,
+            {
+                "value": lambda one: _name(one[0]),
+                "type": lambda one: repr(one[1]),
+                "line": lambda one: place_cell(one[0].place) or _BOUNDARY.get(one[0].kind, ""),
+            },
+            shown=SHOWN_OTHERS,
+        )
 
 
 def _name(subject: Subject) -> str:
@@ -300,32 +310,15 @@ def _conversions(why: Why, mesh: MeshSpec) -> Section:
 def conversion_text(why: Why, one: ExplainedConversion) -> str:
     """The maker and the reader of a converted value, and the cost of the plan with the conversion
     elsewhere."""
-    need, takes = one.reason.need, "take" if one.others > 1 else "takes"
+    need, takes, outcome = one.reason.need, "take" if one.others > 1 else "takes", "not tried"
     more = f"; {counted(one.others, 'more reader')} {takes} the result" if one.others else ""
     text = f"made by {full_maker_text(one.reason)}; {full_need_text(need, why.output_names)}{more}"
-    if need.is_forced:
-        return text
-    elsewhere, outcome = deferred_text(need, why.output_names), "not tried"
     if one.instead and one.instead.refusal:
         outcome = f"no typing ({refusal_text(one.instead.refusal)})"
     elif one.instead and one.instead.cost:
         outcome = difference(one.instead.cost, why.cost)
-    return f"{text}. {elsewhere}: {outcome}"
-
-
-def _others(found: Sequence[tuple[Subject, object]]) -> Section:
-    """Other values with the same name or line."""
-    boundary = {"input": "an input", "output": "an output"}
-    return table_section(
-        "of the same name or line",
-        found,
-        {
-            "value": lambda one: _name(one[0]),
-            "type": lambda one: repr(one[1]),
-            "line": lambda one: place_cell(one[0].place) or boundary.get(one[0].kind, ""),
-        },
-        shown=SHOWN_OTHERS,
-    )
+    instead = f". {deferred_text(need, why.output_names)}: {outcome}"
+    return text if need.is_forced else text + instead
 
 
 # ---- settings -----------------------------------------------------------------------------------
@@ -417,8 +410,8 @@ def comparison(this: ComparedPlan, other: ComparedPlan) -> Comparison:
     """Two plans compared."""
     found = compare(this, other)
     names = " and ".join(f"`{title}`" for title in dict.fromkeys(found.titles))
-    title = f"{names}: this plan and the other"
-    return Comparison(page=Page(title=title, parts=(*_differences(found),)), difference=found)
+    page = Page(title=f"{names}: this plan and the other", parts=(*_differences(found),))
+    return Comparison(page=page, difference=found)
 
 
 def _differences(found: Difference) -> Iterator[Part]:
@@ -437,21 +430,10 @@ def _differences(found: Difference) -> Iterator[Part]:
         yield Section(title="options and pins that differ", parts=(made,))
     yield Section(title="cost of a call, per device", parts=(_costs(found),))
     if found.sent:
-        yield Section(
-            title=f"conversions that differ: {counted(len(found.sent), 'kind')},"
-            f" {_more_text(found.sent)}",
-            parts=(_sent(found.sent),),
-        )
-    for noun, differing, shown in (
-        ("input", found.inputs, SHOWN_BOUNDARY),
-        ("output", found.outputs, SHOWN_BOUNDARY),
-        ("value", found.values, SHOWN_VALUES),
-    ):
-        if differing:
-            yield Section(
-                title=f"{counted(len(differing), noun)} of another type",
-                parts=(_values(noun, differing, shown),),
-            )
+        yield _sent(found.sent)
+    yield from _values("input", found.inputs, SHOWN_BOUNDARY)
+    yield from _values("output", found.outputs, SHOWN_BOUNDARY)
+    yield from _values("value", found.values, SHOWN_VALUES)
     alike = found.matched - len(found.inputs) - len(found.outputs) - len(found.values)
     both = zip(found.unmatched, ("this", "the other"), strict=True)
     only = " and ".join(f"{n} only in {which}" for n, which in both if n)
@@ -476,29 +458,32 @@ def _costs(found: Difference) -> Table:
     return table(("cost", ">this", ">other", ">difference"), rows if in_host else rows[:-1])
 
 
-def _values(noun: str, found: Sequence[ValueDifference], shown: int) -> Table:
-    return table_of(
-        found,
-        {
-            noun: lambda d: f"{'gradient of ' if d.is_gradient else ''}`{d.name}`",
-            "this": lambda d: repr(d.this.type),
-            "other": lambda d: repr(d.other.type),
-            ">per device": lambda d: bytes_text(d.this.bytes_per_device),
-            ">other's": lambda d: bytes_text(d.other.bytes_per_device),
-            "line": lambda d: (
-                place(d.this.place.span) if d.this.place and d.this.place.span else ""
-            ),
-        },
-        shown=shown,
-        rest=lambda left: f"and {len(left)} smaller",
-    )
+def _values(noun: str, found: Sequence[ValueDifference], shown: int) -> Iterator[Section]:
+    if found:
+        yield table_section(
+            f"{counted(len(found), noun)} of another type",
+            found,
+            {
+                noun: lambda d: f"{'gradient of ' if d.is_gradient else ''}`{d.name}`",
+                "this": lambda d: repr(d.this.type),
+                "other": lambda d: repr(d.other.type),
+                ">per device": lambda d: bytes_text(d.this.bytes_per_device),
+                ">other's": lambda d: bytes_text(d.other.bytes_per_device),
+                "line": lambda d: (
+                    place(d.this.place.span) if d.this.place and d.this.place.span else ""
+                ),
+            },
+            shown=shown,
+            rest=lambda left: f"and {len(left)} smaller",
+        )
 
 
-def _sent(found: Sequence[TrafficDifference]) -> Table:
+def _sent(found: Sequence[TrafficDifference]) -> Section:
     def sent(runs: int, bytes_per_device: float) -> str:
         return f"{bytes_text(bytes_per_device)} in {counted(runs, 'run')}" if runs else "none"
 
-    return table_of(
+    return table_section(
+        f"conversions that differ: {counted(len(found), 'kind')}, {_more_text(found)}",
         found,
         {
             "step": lambda d: d.send.kind,
@@ -519,9 +504,7 @@ def _more_text(found: Sequence[TrafficDifference]) -> str:
 
 def _ends(one: TrafficDifference) -> str:
     """The maker and the reader of a value that is sent."""
-    read = f", for {one.read}{_at(one.send.reader)}" if one.read else ""
-    return f"{one.made}{_at(one.send.maker)}{read}"
-
-
-def _at(node: Node | None) -> str:
-    return "" if node is None else f" {place_text(SourcePlace.of(node))}"
+    made, read = (
+        f" {place_text(SourcePlace.of(n))}" if n else "" for n in (one.send.maker, one.send.reader)
+    )
+    return f"{one.made}{made}" + (f", for {one.read}{read}" if one.read else "")

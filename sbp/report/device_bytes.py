@@ -118,8 +118,7 @@ class LiveBytes:
 
     def __init__(self, program: Program) -> None:
         self.program, self.names = program, input_names(program)
-        self.device = DeviceMemory(program.typing, in_host=False)
-        self.uses = InputUses(program)
+        self.device, self.uses = DeviceMemory(program.typing, in_host=False), InputUses(program)
         avals, elements = program.graph.avals, self.device.elements
         self.last: dict[Register, Phase] = {
             register: self.uses.phases.place(block.instructions[at])[1]
@@ -144,9 +143,9 @@ class LiveBytes:
                 self.moments.append(self._moment(moment))
             if number == most:
                 held += self._temporaries(moment)
-        if not self.moments:  # the program returns its arguments
-            self.moments = [LiveMoment(phase=PHASES[0], node=None, bytes=self.fixed)]
-        asked = program.request.memory_limit
+        # A program without moments returns its arguments.
+        nothing = LiveMoment(phase=PHASES[0], node=None, bytes=self.fixed)
+        self.moments, asked = self.moments or [nothing], program.request.memory_limit
         self.held = sorted(alike(held), key=lambda one: -counted_bytes([one]))
         self.limit = program.mesh.hardware.hbm_bytes if asked is None else asked
         self.peak = max(self.moments, key=lambda m: m.total)
@@ -155,7 +154,7 @@ class LiveBytes:
         root = self.uses.root(register.value)
         if root is not None and self.uses.class_of(root) == "weights":
             return "copies of weights"
-        maker = self.uses.names.makers.get(register.value)
+        maker = self.uses.names.maker(register.value)
         made = self.uses.phases.of[maker.id] if maker else None
         return _BETWEEN.get((made, self.last.get(register)), "temporaries")
 
@@ -187,8 +186,8 @@ class LiveBytes:
         names = self.uses.names
         for register in moment.registers():
             maker, root = names.maker(register.value), self.uses.root(register.value)
-            made = maker.name if maker else "in a loop"
-            name = names.value(register.value) or (made if root is None else self.names[root])
+            other = self.names[root] if root is not None else maker.name if maker else "in a loop"
+            name = names.value(register.value) or other
             yield self._tensor(register, self.kind(register), name, maker)
 
     def _tensor(
@@ -235,7 +234,22 @@ def memory_picture(program: Program) -> Picture:
             ">share": lambda one: f"{one[1] / found.peak.total:.1%}",
         },
     )
-    return picture(caption, _drawing(found), classes, _held_table(found.held))
+    held = table_of(
+        found.held,
+        {
+            "alive at the peak": lambda one: times_text(one[0].name, one[1]),
+            "class": lambda one: one[0].kind,
+            "shape": lambda one: one[0].shape,
+            "type": lambda one: repr(one[0].type),
+            "line": lambda one: one[0].where,
+            ">per device": lambda one: bytes_text(counted_bytes([one])),
+        },
+        shown=SHOWN_ROWS,
+        rest=lambda left: (
+            f"and {counted(len(left), 'smaller one')}: {bytes_text(counted_bytes(left))}"
+        ),
+    )
+    return picture(caption, _drawing(found), classes, held)
 
 
 def _caption(program: Program, found: LiveBytes) -> str:
@@ -246,8 +260,8 @@ def _caption(program: Program, found: LiveBytes) -> str:
         at = f", at {peak.node.name}" + (f" of {where}" if where else "") + f" in {phase}"
     share, limit = peak.total / found.limit, bytes_text(found.limit)
     part = f"{share:.1%} of" if share >= MIN_SHARE else "under 0.1% of"
-    is_asked = program.request.memory_limit is not None
-    whole = f"memory_limit, {limit}" if is_asked else f"the {limit} of {hardware}"
+    of_hardware = program.request.memory_limit is None
+    whole = f"the {limit} of {hardware}" if of_hardware else f"memory_limit, {limit}"
     most, host = bytes_text(peak.total), program.cost.host_memory_bytes
     return sentences(
         {
@@ -296,15 +310,13 @@ def _drawing(found: LiveBytes) -> Board:
     board.line([(_NAME, _TOP), (_NAME, bottom), (_NAME + _PLOT, bottom)], Ink(width=0.8))
     at = _NAME + wide * (found.moments.index(peak) + 0.5)
     board.line([(at, y(peak.total)), (at, bottom)], Ink(dashed=True), title="the fullest moment")
-    told = f"limit {bytes_text(found.limit)}"
+    told, right, top = f"limit {bytes_text(found.limit)}", _NAME + _PLOT, y(found.limit)
     if shows_limit:
-        board.line(
-            [(_NAME, y(found.limit)), (_NAME + _PLOT, y(found.limit))],
-            Ink(color=COSTLY, dashed=True, width=1.5),
-            title=told,
-        )
-    above = y(found.limit) - 4 if shows_limit else _TOP + 11
-    board.text((_NAME + _PLOT, above), told if shows_limit else f"{told}, above", anchor="end")
+        ink = Ink(color=COSTLY, dashed=True, width=1.5)
+        board.line([(_NAME, top), (right, top)], ink, title=told)
+        board.text((right, top - 4), told, anchor="end")
+    else:
+        board.text((right, _TOP + 11), f"{told}, above", anchor="end")
     board.text((4, bottom + 22), "at the peak")
     for number, (kind, told) in enumerate(at_peak.items()):
         row, column = divmod(number, _KEYS)
@@ -326,24 +338,6 @@ def _steps(heights: Iterable[float], wide: float) -> Iterator[Point]:
     for height, level in groupby(enumerate(heights), key=lambda at: at[1]):
         numbers = [n for n, _ in level]
         yield from ((_NAME + wide * n, height) for n in (numbers[0], numbers[-1] + 1))
-
-
-def _held_table(held: Sequence[tuple[Tensor, int]]) -> Table:
-    return table_of(
-        held,
-        {
-            "alive at the peak": lambda one: times_text(one[0].name, one[1]),
-            "class": lambda one: one[0].kind,
-            "shape": lambda one: one[0].shape,
-            "type": lambda one: repr(one[0].type),
-            "line": lambda one: one[0].where,
-            ">per device": lambda one: bytes_text(counted_bytes([one])),
-        },
-        shown=SHOWN_ROWS,
-        rest=lambda left: (
-            f"and {counted(len(left), 'smaller one')}: {bytes_text(counted_bytes(left))}"
-        ),
-    )
 
 
 # ---- picture of what is sent --------------------------------------------------------------------
@@ -424,17 +418,9 @@ def traffic_picture(program: Program, other: Program | None = None) -> Picture:
     found = tuple(map(traffic, programs))
     if len({t.grouping for t in found}) > 1:
         found = tuple(ProgramFlows(p, "function") for p in programs)
-    caption = _sent_caption(found)
-    if not any(t.bytes for t in found):
-        return picture(caption, None, "no device sends anything")
-    both = matrices(found)
-    return picture(caption, _matrix_drawing(both), *map(_matrix_table, both))
-
-
-def _sent_caption(found: Sequence[ProgramFlows]) -> str:
     this, *others = (bytes_text(t.bytes) for t in found)
     beside = [f" by this plan, {other} by the other (this / other in tables)" for other in others]
-    return sentences(
+    caption = sentences(
         {
             f"bytes that one device sends per call, by mesh axis: {this} in"
             f" all{''.join(beside)}.": True,
@@ -442,12 +428,15 @@ def _sent_caption(found: Sequence[ProgramFlows]) -> str:
             **dict.fromkeys(sorted(branches_text(t.bytes, t.called) for t in found), True),
         }
     )
+    if not any(t.bytes for t in found):
+        return picture(caption, None, "no device sends anything")
+    both = matrices(found)
+    return picture(caption, _matrix_drawing(both), *map(_matrix_table, both))
 
 
 def _matrix_drawing(both: tuple[Matrix, Matrix]) -> Board:
-    plans = len(both[0].plans)
+    plans, top = len(both[0].plans), 20.0
     block = _CELL * (max(len(m.columns) for m in both) + 1) + _GAP
-    top = 20.0
     board = Board(_PLACE + block * plans, top + sum(_ROW * (len(m.rows) + 1) + _GAP for m in both))
     for plan, name in enumerate(("this plan", "the other plan") if plans > 1 else ()):
         board.text((_PLACE + block * plan, 12), name, Ink(bold=True))

@@ -178,9 +178,10 @@ def annotated_tensors(program: Program) -> list[Tensor]:
                 pin=node.params["pin"],
             )
             if made not in found:
-                first = {(f.where, f.pin, f.name) for f in found}
-                repeats = node.backward and (made.where, made.pin, made.name) in first
-                found[replace(made, is_repeat=repeats)] = None
+                same = (
+                    (f.where, f.pin, f.name) == (made.where, made.pin, made.name) for f in found
+                )
+                found[replace(made, is_repeat=node.backward and any(same))] = None
     return list(found)
 
 
@@ -373,8 +374,7 @@ class InputUses:
 
     def __init__(self, program: Program) -> None:
         self.graph: Graph = program.graph
-        self.phases = Phases(self.graph)
-        self.names = Names(self.graph)
+        self.phases, self.names = Phases(self.graph), Names(self.graph)
         self.readers = self._readers()
         self.products = list(self._products())
         self.lookups = [
@@ -397,9 +397,9 @@ class InputUses:
           number: of the input.
         """
         read = self.readers[number]
-        if number in self.weights or ("update" in read and len(read) > 1):
-            return "weights"
-        return "optimiser" if read == {"update"} else "other arguments"
+        is_weight = number in self.weights or ("update" in read and len(read) > 1)
+        other = "optimiser" if read == {"update"} else "other arguments"
+        return "weights" if is_weight else other
 
     def _readers(self) -> dict[int, set[Phase]]:
         """The phases that read each input of the program, directly or as an operand that is the
@@ -434,9 +434,8 @@ class InputUses:
                 operand = node.regions[left.region].outputs[left.output]
             elif node is not None and _passes(node):
                 single = len(node.outputs) == 1
-                operand = node.inputs[
-                    _moved_operand(node) if single else node.outputs.index(operand)
-                ]
+                number = _moved_operand(node) if single else node.outputs.index(operand)
+                operand = node.inputs[number]
             else:
                 return None, entered
         return self.names.inputs[operand] if isinstance(operand, int) else None, entered
@@ -473,9 +472,8 @@ def nodes_with_runs(graph: Graph, runs: int = 1) -> Iterator[tuple[Node, int]]:
 def flops_of(graph: Graph, node: Node) -> float:
     """The floating-point operations of a product; 0 for other operations."""
     flops = traits_of(node.op).flops
-    shapes = [tuple(graph.aval(o).shape) for o in node.inputs]
-    results = [tuple(graph.avals[v].shape) for v in node.outputs]
-    return 0.0 if flops is None else flops(node.params, shapes, results)
+    ins, outs = ([tuple(graph.aval(o).shape) for o in side] for side in (node.inputs, node.outputs))
+    return 0.0 if flops is None else flops(node.params, ins, outs)
 
 
 def is_lookup(node: Node) -> bool:
@@ -540,9 +538,7 @@ class _Reading:
     """What a program's strategy is read from."""
 
     def __init__(self, program: Program) -> None:
-        self.program = program
-        self.uses = InputUses(program)
-        self.sends = sends(program)
+        self.program, self.uses, self.sends = program, InputUses(program), sends(program)
 
     def use(self, k: int) -> str:
         """What the mesh axis at a position is used for. Of roles, the shares are those of the
@@ -662,11 +658,10 @@ class _Reading:
     def _takes_turns(self, weight: Operand, k: int) -> bool:
         """Whether a product stands in a loop that has its weight all along and passes values to
         the next device of a mesh axis."""
-        axis = self.program.mesh.names[k]
         loops = {
             node.id
             for one in self.sends
-            if one.kind == "permute" and axis in one.mesh_axes
+            if one.kind == "permute" and self.program.mesh.names[k] in one.mesh_axes
             for node in one.regions
         }
         _, entered = self.uses.origin(weight)

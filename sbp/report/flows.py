@@ -138,11 +138,10 @@ class ProgramFlows:
     """
 
     def __init__(self, program: Program, grouping: Grouping = "line") -> None:
-        phases, stops = Phases(program.graph).of, dict[Key, Stop]()
+        phases, stops, at = Phases(program.graph).of, dict[Key, Stop](), dict[int, Key]()
         sent = group_by(
             sends(program), lambda s: None if s.is_returned or not s.node else s.node.id
         )
-        at = dict[int, Key]()
         copies = defaultdict[Key, dict[Span | None, Counter[str]]](lambda: defaultdict(Counter))
         for node, runs in nodes_with_runs(program.graph):
             named = place_name(node, grouping)
@@ -247,12 +246,11 @@ def _flows(program: Program, numbers: Mapping[int, int]) -> tuple[ValueFlow, ...
             type=to_type(codes, program.mesh),
             size=float(aval.size * aval.dtype.itemsize) if aval.shape else 0.0,
         )
-        ends = new.source, new.target
-        old = found.get(ends, new)
+        old = found.get((new.source, target), new)
         if new.source != target and (
             old is new or new.size > old.size or (new.type.is_partial and not old.type.is_partial)
         ):
-            found[ends] = new
+            found[new.source, target] = new
     return tuple(found.values())
 
 
@@ -279,9 +277,9 @@ def fold(program: Program, grouping: Grouping | None = None) -> ProgramFlows:
     if grouping is not None or len(lines.stops) <= MOST_PLACES:
         return lines
     coarser = [ProgramFlows(program, g) for g in GROUPINGS[1:]]
-    fitting = [f for f in coarser if 3 < len(f.stops) <= MOST_PLACES]
+    fitting = (f for f in coarser if 3 < len(f.stops) <= MOST_PLACES)
     smallest = min([lines, *coarser], key=lambda f: (len(f.stops) <= 3, len(f.stops)))
-    return fitting[0] if fitting else smallest
+    return next(fitting, smallest)
 
 
 # ---- picture ------------------------------------------------------------------------------------
@@ -550,9 +548,8 @@ def _words(sheet: _Sheet) -> Table | str:
     """The places that send something or where values become partial."""
     flows = sheet.flows
     told = [s for s in (*flows.stops, flows.results) if s.sends or s.born]
-    told.sort(key=lambda s: (s is flows.results, -s.bytes))
     made = table_of(
-        told,
+        sorted(told, key=lambda s: (s is flows.results, -s.bytes)),
         {
             "place": lambda s: s.where or s.text,
             "pass": lambda s: s.phase,

@@ -19,6 +19,7 @@ from sbp.errors import (
     position_text,
     seconds_text,
 )
+from sbp.explain.change import labels_at
 from sbp.explain.subjects import SourcePlace
 from sbp.handwritten.check import Coverage, run_text
 from sbp.infer.accumulation import is_real
@@ -55,7 +56,7 @@ from sbp.report.wording import (
 from sbp.signatures import ROUNDED_PARTS
 from sbp.source.reader import character_index, line_text, names_at, shorten, users_span
 from sbp.trace.graph import CONTROL_FLOW, WHILE_TRIPS, Node, group_by, trips_are_assumed, trips_of
-from sbp.types import Unreduced
+from sbp.types import P
 
 # ---- findings -----------------------------------------------------------------------------------
 # Diagnostic -> ShownDiagnostic: adds the source lines with marks.
@@ -83,15 +84,15 @@ def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
     else at the user's line that raised it."""
     if isinstance(error, SbpTypeError):
         return error.diagnostics
-    span = error.span or _jax.raising_span(error)
-    found = Diagnostic(
-        code=error.code,
-        severity="error",
-        title=error.title,
-        labels=(*([Label(span=span, text="", primary=True)] if span else []), *error.related),
-        notes=tuple(f"  {line}" for line in error.details),
+    return (
+        Diagnostic(
+            code=error.code,
+            severity="error",
+            title=error.title,
+            labels=(*labels_at([error.span or _jax.raising_span(error)], ""), *error.related),
+            notes=tuple(f"  {line}" for line in error.details),
+        ),
     )
-    return (found,)
 
 
 def _lines(file: str, labels: list[Label]) -> Iterator[SourceLine]:
@@ -143,8 +144,6 @@ def coverage_section(read: Coverage) -> Section:
 SHOWN_CASTS = 4
 """Casts that round parts are named up to this number, and counted beyond it."""
 
-_SUM = encode(Unreduced("sum"))
-
 
 def precision(program: Program) -> tuple[Section, ...]:
     """The sums of a plan by the dtype in which they are added, and the casts before them.
@@ -161,7 +160,7 @@ def precision(program: Program) -> tuple[Section, ...]:
         # An all-gather of blocks that were exchanged and added belongs to the same sum.
         if step and planned and send.reduces and send.kind != "all_gather":
             dtype = program.graph.avals[planned.box.target.value].dtype
-            if step.source[step.mesh_axes[0]] == _SUM and is_real(dtype):
+            if step.source[step.mesh_axes[0]] == encode(P) and is_real(dtype):
                 wide = step.wide if step.wide and step.wide.dim is not None else None
                 how = wide.dtype if wide else f"{dtype}, by the platform"
                 found[str(dtype), how].append((planned.trips, step.bytes_sent * planned.trips))
@@ -188,28 +187,25 @@ def precision(program: Program) -> tuple[Section, ...]:
 
 
 def _choice(program: Program) -> str:
-    most = max(0.1, math.ceil(1000 * program.typing.gap) / 10)
+    request, typing = program.request, program.typing
+    most = max(0.1, math.ceil(1000 * typing.gap) / 10)
     found = "the cheapest that sbp found; " + (
         f"no others are more than {most:.1f}% cheaper in the cost model"
-        if program.typing.gap < 1
+        if typing.gap < 1
         else "sbp does not know how much cheaper others may be"
     )
-    how = "proved cheapest in the cost model" if program.typing.optimal else found
-    before = ", not counting conversions that the backward pass reuses"
-    boxing = policies_text(
-        program.request.boxing, program.request.axis_policies, program.mesh.names
+    how = "proved cheapest in the cost model" if typing.optimal else found
+    before = (
+        "" if typing.bounds_reuse else ", not counting conversions that the backward pass reuses"
     )
-    operations = sum(not node.regions for node in program.graph.walk())
-    return (
-        f"{counted(operations, 'local operation')}; boxing `{boxing}`; the"
-        f" types are {how}{'' if program.typing.bounds_reuse else before}"
-    )
+    boxing = policies_text(request.boxing, request.axis_policies, program.mesh.names)
+    operations = counted(sum(not n.regions for n in program.graph.walk()), "local operation")
+    return f"{operations}; boxing `{boxing}`; the types are {how}{before}"
 
 
 def _left_out(program: Program) -> Iterator[str]:
     """What the search for the plan left out."""
-    if program.faster is not None:
-        faster = program.faster
+    if (faster := program.faster) is not None:
         yield (
             f"a faster plan takes {seconds_text(faster.seconds)}, sends"
             f" {bytes_text(faster.bytes_per_device)} and needs"
@@ -223,8 +219,7 @@ def _left_out(program: Program) -> Iterator[str]:
             f" {counted(program.memory_prices, 'price')} per byte of memory. This is the cheapest"
             " plan among them that fits; a price in between may give a cheaper one"
         )
-    if program.declined:
-        declined = program.declined
+    if declined := program.declined:
         why = (
             "; set memory_limit=, and sbp keeps the results that fit"
             if program.request.memory_limit is None
@@ -329,10 +324,8 @@ def annotated_lines(program: Program) -> tuple[AnnotatedLine, ...]:
     Arguments:
       program: the plan.
     """
-    sent = {
-        name: sum(s.bytes for s in stops)
-        for name, stops in flows.ProgramFlows(program).places.items()
-    }
+    places = flows.ProgramFlows(program).places
+    sent = {name: sum(s.bytes for s in stops) for name, stops in places.items()}
     placed = (
         (node, span)
         for node in program.graph.walk()
@@ -441,12 +434,12 @@ def refusal(
       diagnostics: the findings.
       coverage: what was checked of it; it is shown where there is no error.
     """
-    wrong = any(d.severity == "error" for d in diagnostics)
+    checked = coverage if all(d.severity != "error" for d in diagnostics) else None
     return Page(
         parts=(
             *map(finding, diagnostics),
             _verdict(diagnostics) + (f" in `{title}`" if title else ""),
-            *([coverage_section(coverage)] if coverage is not None and not wrong else []),
+            *([coverage_section(checked)] if checked is not None else []),
         )
     )
 
@@ -506,7 +499,19 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
     if not short:
         yield from (_choice(program), *_left_out(program), *unmeasured(program))
     if annotated := facts.annotated_tensors(program):
-        yield _annotated(annotated)
+        yield table_section(
+            counted(len(annotated), "annotated tensor"),
+            annotated,
+            {
+                "tensor": lambda t: f"{t.name} again" if t.is_repeat else t.name,
+                "shape": lambda t: t.shape,
+                "pinned": lambda t: _pin_text(t.pin) if t.pin else "",
+                "type": lambda t: repr(t.type),
+                ">per device": lambda t: bytes_text(t.bytes_per_device),
+                "line": lambda t: t.where,
+            },
+            shown=SHOWN_TENSORS,
+        )
     sent = facts.collectives(program, output_names)
     yield _collectives(program, facts.by_line(sent) if short else sent, short=short)
     if sent and not short:
@@ -559,30 +564,10 @@ def _cost(program: Program) -> Facts:
     figures = {
         "sent per call": cost.bytes_per_device,
         "peak memory": cost.peak_memory_bytes,
-        "host memory": cost.host_memory_bytes,
+        **({"host memory": cost.host_memory_bytes} if cost.host_memory_bytes else {}),
     }
-    pairs = (
-        (name, f"{bytes_text(figure)} per device")
-        for name, figure in figures.items()
-        if figure or name != "host memory"
-    )
+    pairs = ((name, f"{bytes_text(figure)} per device") for name, figure in figures.items())
     return Facts(pairs=(*pairs, ("modelled time", seconds_text(cost.seconds))))
-
-
-def _annotated(found: Sequence[facts.Tensor]) -> Section:
-    return table_section(
-        counted(len(found), "annotated tensor"),
-        found,
-        {
-            "tensor": lambda t: f"{t.name} again" if t.is_repeat else t.name,
-            "shape": lambda t: t.shape,
-            "pinned": lambda t: _pin_text(t.pin) if t.pin else "",
-            "type": lambda t: repr(t.type),
-            ">per device": lambda t: bytes_text(t.bytes_per_device),
-            "line": lambda t: t.where,
-        },
-        shown=SHOWN_TENSORS,
-    )
 
 
 def _pin_text(pin: Pin) -> str:

@@ -121,9 +121,13 @@ def table_of(
     ('bc', '2')
     """
     every = list(items)
-    rows = ([cell(item) for cell in columns.values()] for item in every)
-    left = every[shown or 0 :]
-    return table(columns, rows, details=map(detail, every), shown=shown, rest=lambda _: rest(left))
+    return table(
+        columns,
+        ([cell(item) for cell in columns.values()] for item in every),
+        details=map(detail, every),
+        shown=shown,
+        rest=lambda _: rest(every[shown or 0 :]),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,8 +337,7 @@ class Board:
     """
 
     def __init__(self, width: float, height: float) -> None:
-        self.width = width
-        self.height = height
+        self.width, self.height = width, height
         self._shapes: list[ElementTree.Element] = []
 
     def rect(self, corner: Point, size: Point, ink: Ink = Ink(), *, title: str = "") -> None:
@@ -348,8 +351,8 @@ class Board:
         """Straight lines from point to point, with a head at the last where `arrow` is true."""
         self._add("polyline", {"points": _path(points), "fill": "none", **_stroke(ink)}, title)
         if arrow:
-            head = _head(points[-2], points[-1], ink.width)
-            self._add("polygon", {"points": _path(head), "fill": ink.color})
+            head = _path(_head(points[-2], points[-1], ink.width))
+            self._add("polygon", {"points": head, "fill": ink.color})
 
     def area(self, points: Sequence[Point], ink: Ink = Ink(), *, title: str = "") -> None:
         """A filled polygon."""
@@ -484,9 +487,9 @@ def _number(value: float) -> str:
 
 def _printable(text: str) -> str:
     """Characters that XML forbids are replaced."""
-    shown = text.replace("\t", " ")
     return "".join(
-        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in shown
+        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}"
+        for c in text.replace("\t", " ")
     )
 
 

@@ -96,15 +96,12 @@ def _fit(text: str, width: int, *, right: bool = False) -> str:
 
 
 def _cell(cell: Cell, *, bars: bool = True) -> str:
-    if isinstance(cell, str):
-        return plain(cell)
-    return bar(cell) if bars else cell.percent
+    return plain(cell) if isinstance(cell, str) else bar(cell) if bars else cell.percent
 
 
 def bar(share: Share) -> str:
     """A share as a bar of eighths and in percent."""
-    eighths = round(share.fraction * BAR_WIDTH * 8)
-    full, rest = divmod(max(eighths, 1 if share.fraction > 0 else 0), 8)
+    full, rest = divmod(max(round(share.fraction * BAR_WIDTH * 8), int(share.fraction > 0)), 8)
     return _fit("█" * full + (_EIGHTHS[rest] if rest else ""), BAR_WIDTH) + f" {share.percent:>5}"
 
 
@@ -223,10 +220,11 @@ def _excerpt(excerpt: Excerpt, digits: int, style: str, width: int) -> Iterator[
             said = [(start, f"{mark} {label.text}".rstrip(" "))]
             if label.text and start + cell_len(said[0][1]) > room:  # it stands below the mark
                 left = min(start, max(0, room - MIN_WIDTH // 2))
-                below = ((left, line) for line in wrap(label.text, room - left))
-                said = [(start, mark), *below]
-            for indent, line in said:
-                yield Text.assemble((f"{gutter}| ", "cyan"), " " * indent, (line, color))
+                said = [(start, mark), *((left, line) for line in wrap(label.text, room - left))]
+            yield from (
+                Text.assemble((f"{gutter}| ", "cyan"), " " * indent, (line, color))
+                for indent, line in said
+            )
 
 
 def _rule_rows(rows: Sequence[RuleRow]) -> Iterator[Text]:
@@ -385,8 +383,8 @@ def _part_html(part: Part, standalone: bool) -> str:
         case Picture():
             words = "\n".join(_part_html(leaf, standalone) for leaf in part.instead)
             picture = _tag("div.picture", _drawn(part, standalone), 'tabindex="0"')
-            drawn = f"{_tag('p', _text(part.caption))}\n{picture}"
-            return drawn + (_folded("in words", words) if part.instead else "")
+            folded = _folded("in words", words) if part.instead else ""
+            return f"{_tag('p', _text(part.caption))}\n{picture}{folded}"
         case _:
             return _finding_html(part)
 
@@ -428,20 +426,16 @@ def _table_html(table: Table) -> str:
 
 
 def _cell_html(cell: Cell, *, first: bool) -> str:
-    if isinstance(cell, Share):
-        return f"{_bar(cell)}&nbsp;{cell.percent.replace(' ', '&nbsp;')}"
-    return f"<b>{_text(cell)}</b>" if first else _text(cell)
-
-
-def _bar(share: Share) -> str:
-    length = max(1, round(share.fraction * BAR_PIXELS)) if share.fraction > 0 else 0
+    if isinstance(cell, str):
+        return f"<b>{_text(cell)}</b>" if first else _text(cell)
+    length = max(round(cell.fraction * BAR_PIXELS), int(cell.fraction > 0))
     full = f'<span style="{STYLES["span.full"]};width:{length}px"></span>'
-    return _tag("span.bar", full)
+    return f"{_tag('span.bar', full)}&nbsp;{cell.percent}"
 
 
 def _finding_html(part: ShownDiagnostic) -> str:
     found = part.diagnostic
-    rows = "\n".join(_rule_row(row.inputs, row.outputs, row.remark) for row in found.rows)
+    rows = "\n".join(map(_rule_row, found.rows))
     rule = _tag(
         "details.more",
         f"{_tag('summary.more', f'rule: {_text(found.rule)}')}\n{_wide(_tag('table', rows))}",
@@ -462,9 +456,9 @@ def _finding_html(part: ShownDiagnostic) -> str:
     return _tag(f"div.{found.severity}", "\n".join(made))
 
 
-def _rule_row(inputs: Sequence[str], outputs: Sequence[str], remark: str) -> str:
-    atoms = " ".join(_tag("td.atom", html.escape(t)) for t in (*inputs, "->", *outputs))
-    return _tag("tr", f"{atoms} {_tag('td', _text(remark))}")
+def _rule_row(row: RuleRow) -> str:
+    atoms = " ".join(_tag("td.atom", html.escape(t)) for t in (*row.inputs, "->", *row.outputs))
+    return _tag("tr", f"{atoms} {_tag('td', _text(row.remark))}")
 
 
 def _excerpt_html(excerpt: Excerpt) -> str:

@@ -222,8 +222,7 @@ def _drawn_dims(found: TensorShards) -> tuple[int, int, tuple[int, ...]]:
     """The dim from left to right, the dim from top to bottom, and the other dims that are split."""
     split = [d for d in range(len(found.tensor.global_shape)) if found.axes_of(d)]
     whole = [d for d in reversed(range(len(found.tensor.global_shape))) if d not in split]
-    shown = sorted([*split, *whole][:2])
-    down, across = [-1, -1, *shown][-2:]
+    down, across = [-1, -1, *sorted([*split, *whole][:2])][-2:]
     return across, down, tuple(split[2:])
 
 
@@ -300,11 +299,8 @@ class _ShardDrawing:
             return board
         for number, panel in enumerate(panels):
             row, column = divmod(number, beside)
-            self._panel(
-                board,
-                dict(zip(self.rest, panel, strict=True)),
-                (column * wide, row * high),
-            )
+            fixed = dict(zip(self.rest, panel, strict=True))
+            self._panel(board, fixed, (column * wide, row * high))
         if more > 0:
             board.text((4, board.height - 5), f"and {counted(more, 'such drawing')} more")
         return board
@@ -381,8 +377,8 @@ def _caption(found: TensorShards) -> str:
     monoid = op.monoid if isinstance(op, Unreduced) else "sum"
     parts = f"each element is the {monoid} of {found.summands} parts on different devices"
     copied = [a for a, atom in found.atoms if not isinstance(atom, Split | Unreduced)]
-    alike = "Every part is" if partial else "It is whole and the same"
-    alike = "Every block is" if splits else alike
+    whole = "Every part is" if partial else "It is whole and the same"
+    alike = "Every block is" if splits else whole
     empty = sorted(d for s in found.shards if s.is_empty for d in s.devices)
     across, down, rest = _drawn_dims(found)
     hidden = [str(d) for d in range(len(fact.global_shape)) if d not in (across, down, *rest)]

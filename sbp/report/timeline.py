@@ -108,8 +108,7 @@ class Schedule:
     """
 
     def __init__(self, program: Program) -> None:
-        self.program = program
-        self.seconds = 0.0
+        self.program, self.seconds = program, 0.0
         phases, intervals = Phases(program.graph), list[Interval]()
         loops: dict[int, LoopInterval] = {}
         for instruction, _, regions, _ in walk(program.block):
@@ -146,9 +145,7 @@ class Schedule:
             (one, self._named(here, one.kind, (one.position,)))
             for one in (exchanges(graph, node, done.row, mesh) if done.sends else ())
         ]
-        for one, exchange in found:
-            if one.before:
-                yield self._next(exchange, one.before)
+        yield from (self._next(exchange, one.before) for one, exchange in found if one.before)
         shares = self.program.typing.graph_request.memory_shares
         local = local_seconds(graph, node, done.row, mesh, shares)
         bound = "compute" if local.compute >= local.memory else "memory"
@@ -280,11 +277,10 @@ def _caption(program: Program, found: Schedule) -> str:
     but = f" but {seconds_text(beside)} of exchanges with products" if beside else ""
     most, by_hand, longest = _longest(found), _by_hand(program), ""
     if most:
-        place = most.line[1] or most.line[0]
-        of = f"the gradient of {place}" if most.phase == "backward" else place
+        of = "the gradient of " if most.phase == "backward" else ""
         longest = (
             f"The longest collective takes {most.waited / found.seconds:.0%}: {most.what} over"
-            f" {', '.join(most.axes)} for {of}"
+            f" {', '.join(most.axes)} for {of}{most.line[1] or most.line[0]}"
         )
     return sentences(
         {
@@ -389,26 +385,20 @@ def _loop(board: Board, found: Schedule, one: LoopInterval, top: float) -> None:
     each = ", in each of the runs around it" if one.depth else ""
     label = f"all {trips_of(node)} runs{assumed} of {node.name}{each}"
     told = f"{label}: {seconds_text(one.seconds)}"
-    board.line(
-        [(left, top + 2), (left, top + 6), (right, top + 6), (right, top + 2)],
-        Ink(width=0.8),
-        title=told,
-    )
+    bracket = [(left, top + 2), (left, top + 6), (right, top + 6), (right, top + 2)]
+    board.line(bracket, Ink(width=0.8), title=told)
     board.inside(left, right, top + 17, label, title=told)
 
 
 def _lanes_table(found: Schedule) -> Table:
     sums = lane_seconds(found)
     shown: list[Phase] = [p for p in PHASES if any(row[p] for row in sums.values())]
-
-    def cell(seconds: float) -> str:
-        return seconds_text(seconds) if seconds else "-"
-
+    figures = {lane: (*(row[p] for p in shown), sum(row.values())) for lane, row in sums.items()}
     return table(
         ("lane", *(f">{p}" for p in (*shown, "sum"))),
         (
-            (lane, *(cell(row[p]) for p in shown), cell(sum(row.values())))
-            for lane, row in sums.items()
+            (lane, *(seconds_text(s) if s else "-" for s in seconds))
+            for lane, seconds in figures.items()
         ),
     )
 
@@ -521,10 +511,9 @@ def limits(program: Program) -> Limits:
 
 def limits_section(program: Program) -> Section:
     """What limits a program, as a part of a report."""
-    found = limits(program)
+    found, by_hand = limits(program), _by_hand(program)
     spent = [f"{name} {_percent(s / found.total)}" for name, s in found.seconds.items() if s > 0]
     repeats = f", beside {_flops_text(found.repeated)} that the backward pass repeats"
-    by_hand = f". {_by_hand(program)}: FLOPs and time are not counted"
     text = (
         f"{_flops_text(found.flops)} in products on {counted(program.mesh.num_devices, 'device')}"
         f"{repeats if found.repeated else ''}. Predicted utilisation (MFU):"
@@ -533,7 +522,7 @@ def limits_section(program: Program) -> Section:
         f" products). The modelled time, {seconds_text(found.modelled)}, is spent on"
         f" {', '.join(spent) or 'nothing'}. It is computed by a cost model for hardware"
         f" {_hardware(program.mesh)}"
-        f"{by_hand if _by_hand(program) else ''}"
+        f"{f'. {by_hand}: FLOPs and time are not counted' if by_hand else ''}"
     )
     parts = table_of(
         sorted((w for w in found.works if w.total), key=lambda w: -w.total),
