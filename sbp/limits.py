@@ -277,11 +277,13 @@ class Ban:
           mesh_axes: positions of the mesh axes it runs over.
           bytes_sent: bytes that a device sends.
         """
-        return (
-            bytes_sent > self.above
-            and (self.kind is None or self.kind == kind)
-            and not self.mesh_axes.isdisjoint(mesh_axes)
+        # Shards that are padded with zeros and added up later are another gather.
+        forbidden = (
+            self.kind is not None
+            if kind == "zero_pad"
+            else bytes_sent > self.above and self.kind in (None, kind)
         )
+        return forbidden and not self.mesh_axes.isdisjoint(mesh_axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,11 +325,6 @@ class Rules:
     def strictness(self) -> int:
         """A number to sort rules by: it is less for rules that allow more."""
         return sum(POLICIES.index(p) for p in self.policies) + len(self.bans)
-
-    @property
-    def counts_effects(self) -> bool:
-        """Whether no conversion may pad shards with zeros and add them up, as another gather."""
-        return any(ban.kind is not None for ban in self.bans)
 
     @property
     def unlimited(self) -> bool:

@@ -392,22 +392,13 @@ class TypeSpace:
         infinite where the rules allow none. None allows all steps."""
         rules = rules or self.unlimited
         if rules not in self._seconds:
-            steps = [
-                (i, self.index[step.target], step)
-                for i, t in enumerate(self.types)
-                for step in self.steps_from(t)
-                if rules.allows(step.kind, step.mesh_axes, step.bytes_sent)
-            ]
-            cost = np.full((len(self.types),) * 2, INFINITE)
-            sources = [_partial_axes(t, rules) for t in self.types]
-            for partial in {*sources}:
-                some = np.where(np.eye(len(cost)), 0.0, INFINITE)
-                for i, j, step in steps:
-                    if _adds_up(step, partial):
-                        some[i, j] = min(some[i, j], step.seconds)
-                rows = [s == partial for s in sources]
-                cost[rows] = _closure(some)[rows]
-            self._seconds[rules] = cost
+            cost = np.where(np.eye(len(self.types)), 0.0, INFINITE)
+            for i, t in enumerate(self.types):
+                for step in self.steps_from(t):
+                    if rules.allows(step.kind, step.mesh_axes, step.bytes_sent):
+                        j = self.index[step.target]
+                        cost[i, j] = min(cost[i, j], step.seconds)
+            self._seconds[rules] = _closure(cost)
         return self._seconds[rules]
 
     def _of_both(self, bytes_per_second: float) -> np.ndarray:
@@ -424,7 +415,6 @@ class TypeSpace:
         if source == target:
             return ()
         rules = rules or self.unlimited
-        partial = _partial_axes(source, rules)
         best: dict[Codes, float] = {source: 0.0}
         queue: list[tuple[float, int, Codes, tuple[Step, ...]]] = [(0.0, 0, source, ())]
         counter = itertools.count(1)
@@ -436,22 +426,11 @@ class TypeSpace:
                 continue
             for step in self.steps_from(here):
                 total = cost + step.seconds
-                is_better = total < best.get(step.target, INFINITE) and _adds_up(step, partial)
+                is_better = total < best.get(step.target, INFINITE)
                 if is_better and rules.allows(step.kind, step.mesh_axes, step.bytes_sent):
                     best[step.target] = total
                     heapq.heappush(queue, (total, next(counter), step.target, (*steps, step)))
         raise SbpInternalError(f"no boxing from {source} to {target} on shape {self.shape}")
-
-
-def _partial_axes(codes: Codes, rules: Rules) -> frozenset[int] | None:
-    """The axes on which a value is partial; None where it does not matter."""
-    return frozenset(k for k, c in enumerate(codes) if c < 0) if rules.counts_effects else None
-
-
-def _adds_up(step: Step, partial: frozenset[int] | None) -> bool:
-    """Whether a step reduces nothing but what was partial on these axes at first."""
-    reduced = step.mesh_axes if step.kind in ("all_reduce", "reduce_scatter") else ()
-    return partial is None or partial.issuperset(reduced)
 
 
 def _closure(cost: np.ndarray) -> np.ndarray:
@@ -530,20 +509,20 @@ class FusedSpace(TypeSpace):
         reads; see `TypeSpace.seconds`."""
         rules = rules or self.unlimited
         if rules not in self._known:
-            ends, sent = self._ends(rules), self._sent(rules)
+            ends, sent = self._local(rules), self._sent(rules)
             for k in range(len(self.types)):  # local steps, then others, then local steps
                 sent = np.minimum(sent, ends[:, k, None] + sent[None, k, :])
             for k in range(len(self.types)):
                 sent = np.minimum(sent, sent[:, k, None] + ends[None, k, :])
-            self._known[rules] = np.minimum(self._local(rules), sent)
+            self._known[rules] = np.minimum(ends, sent)
         return self._known[rules]
 
     def path(self, source: Codes, target: Codes, rules: Rules | None = None) -> tuple[Step, ...]:
         """The cheapest steps; the first that sends something pays what it writes and reads."""
         rules = rules or self.unlimited
         i, j = self.index[source], self.index[target]
-        local, sent, ends = self._local(rules), self._sent(rules), self._ends(rules)
-        through = ends[i, :, None] + sent + ends[None, :, j]
+        local, sent = self._local(rules), self._sent(rules)
+        through = local[i, :, None] + sent + local[None, :, j]
         if local[i, j] <= through.min():
             return super().path(source, target, self._on_device(rules))
         begin, end = np.unravel_index(through.argmin(), through.shape)
@@ -558,11 +537,6 @@ class FusedSpace(TypeSpace):
 
     def _local(self, rules: Rules) -> np.ndarray:
         return super().seconds(self._on_device(rules))
-
-    def _ends(self, rules: Rules) -> np.ndarray:
-        """Seconds of local steps before and after others; none where budgets count effects."""
-        local = self._local(rules)
-        return np.where(np.eye(len(local)), local, INFINITE) if rules.counts_effects else local
 
     def _sent(self, rules: Rules) -> np.ndarray:
         return super().seconds(rules) + self._of_both(self.mesh.hardware.hbm_bytes_per_second)

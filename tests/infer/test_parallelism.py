@@ -15,6 +15,8 @@ import optax
 import pytest
 
 import sbp
+from benchmarks.faults import budget_gather
+from sbp.plan.program import sends
 from tests.cases import descent, shape
 
 SMALL = 1024
@@ -271,4 +273,11 @@ def test_a_budget_counts_effects(rows, hardware):
         partial = sbp.jit(lambda x: x.sum(0), MESHES[0], "x:S(0)", out, **options)
         assert needed in str(partial.plan(shape(64, 4)))
     padded = sbp.jit(lambda x: 2 * x, MESHES[0], "x:S(0)", "x:P(sum)", **options)
-    assert padded.plan(shape(64, 4)).cost.bytes_per_device == 0  # nobody holds a whole copy
+    assert not padded.check(shape(64, 4)).ok  # the caller would add the shards up
+
+
+def test_no_shared_conversion_is_a_gather_in_parts():
+    """Readers share a conversion; one of them, in the forward pass, may not gather."""
+    found = sends(budget_gather.f.plan(*budget_gather.args).program)
+    gathers = {s.kind for s in found if s.phase == "forward" and "model" in s.mesh_axes}
+    assert not gathers & {"all_gather", "zero_pad"}
