@@ -94,10 +94,8 @@ def emit(
     config: Any = jax.config
     is_wide = program.graph.has_64_bits()
     closed = executable.traced(writer.called, shapes)
-    with (
-        jax.default_matmul_precision(None),
-        jax.enable_x64(is_wide or config.jax_enable_x64),
-    ):
+    wide = is_wide or config.jax_enable_x64
+    with jax.default_matmul_precision(None), jax.enable_x64(wide):
         flat = writer.function(closed, f"{own}_of_arrays", names=program.graph.input_names)
     donated = tuple(executable.options["donate_argnums"])
     options = {
@@ -133,7 +131,7 @@ def emit(
         settings += update("jax_threefry_partitionable", False)
     arrays = 'ARRAYS = np.load(Path(__file__).with_suffix(".npz"))\n' if writer.arrays else ""
     body = "\n\n\n".join([*writer.texts, "\n".join(run), "\n".join(main)])
-    words = "".join(c if c.isalnum() or c in "_." else " " for c in arrays + body).split()
+    words = {*"".join(c if c.isalnum() or c in "_." else " " for c in arrays + body).split()}
     used = [line for needs, line in _IMPORTS if any(w.startswith(needs) for w in words)]
     head = _HEAD.format(
         name=own,
