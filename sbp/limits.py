@@ -105,8 +105,8 @@ def forbid(
       collective: "all_gather", "all_reduce", "reduce_scatter", "all_to_all" or "permute", as the
           text of the plan names it; None for all of them. A reduce-scatter that the TPU compiler
           would turn into an all-reduce runs as an all-to-all and a local sum, and counts as a
-          reduce-scatter. No conversion of a value meets it by padding shards with zeros and adding
-          them up, as a gather would. An operation between the two steps hides them from sbp.
+          reduce-scatter. If you name a collective, no shard on the axis is padded with zeros
+          either: a sum of padded shards is a gather.
       axis: the mesh axis; None for any.
       above: bytes one device may send each time a collective runs.
       where: "anywhere", "forward", "backward" or "loop" (inside scan and while).

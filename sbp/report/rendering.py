@@ -190,8 +190,10 @@ def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
     gutter = " " * (digits + 1)
     for number, excerpt in enumerate(part.excerpts):
         arrow = f"{' ' * digits}{':::' if number else '-->'} "
-        scope = f"  in {excerpt.scope}" if excerpt.scope else ""
-        yield Text.assemble((arrow, "cyan"), excerpt.place, (scope, "dim"))
+        place = Text.assemble((arrow, "cyan"), excerpt.place)
+        scope = Text(f"  in {excerpt.scope}" if excerpt.scope else "", "dim")
+        beside = place.cell_len + scope.cell_len <= width
+        yield from [place + scope] if beside else [place, Text(" " * digits) + scope]
         yield from _excerpt(excerpt, digits, style, width)
     if part.excerpts:
         yield Text(f"{gutter}|", "cyan")
@@ -211,10 +213,18 @@ def _excerpt(excerpt: Excerpt, digits: int, style: str, width: int) -> Iterator[
     gutter, room = " " * (digits + 1), width - digits - 3
     yield Text(f"{gutter}|", "cyan")
     for number, text, marks in excerpt.lines:
-        shown = "(no source at hand)" if text is None else text.expandtabs(4)
+        source = text or ""
+        ends = [[cell_len(source[:c].expandtabs(4)) for c in columns] for *columns, _ in marks]
+        shown = Text("(no source at hand)" if text is None else text.expandtabs(4))
+        # Of a line that is too long, the part with the marks is shown.
+        last = max((end + 1 for _, end in ends), default=0)
+        left_out = max(0, min([min(last, shown.cell_len) - room, *(start for start, _ in ends)]))
+        if left_out:
+            shown = Text("…") + shown[left_out + 1 :]
+        shown.truncate(room, overflow="ellipsis")
         yield Text.assemble((f"{number:>{digits}} | ", "cyan"), shown)
-        for *columns, label in marks:
-            start, end = (cell_len((text or "")[:column].expandtabs(4)) for column in columns)
+        for (*_, label), columns in zip(marks, ends, strict=True):
+            start, end = (max(0, min(room, column - left_out)) for column in columns)
             sign, color = ("^", style) if label.primary else ("-", "cyan")
             mark = sign * max(1, end - start)
             said = [(start, f"{mark} {label.text}".rstrip(" "))]

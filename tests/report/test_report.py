@@ -145,6 +145,20 @@ def test_lines_fit(name, width):
     assert not [line for line in text.splitlines() if cell_len(line) > width]
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_long_line_is_shown_at_its_mark(width):
+    mesh = sbp.make_mesh((8,), ("d",))
+    total = lambda x: (1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1) * jax.numpy.sum(x).astype(jax.numpy.float32)  # noqa: E501  # fmt: skip
+    region = jax.shard_map(
+        total, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P(), check_vma=False
+    )
+    lines = sbp.check_shard_map(region, shape(8), mesh=mesh).text(width).splitlines()
+    assert not [x for x in lines if cell_len(x) > width and "-->" not in x]
+    number, line = next((n, x) for n, x in enumerate(lines) if "…" in x)
+    marked = range(lines[number + 1].index("^"), lines[number + 1].rindex("^") + 1)
+    assert line[marked[0] : marked[-1] + 1] == "jax.numpy.sum(x)"
+
+
 def test_what_prints_a_report_has_the_width_of_its_terminal(monkeypatch):
     report, console = report_of("megatron", DIAGNOSTICS), rich.get_console()
     monkeypatch.setattr(console, "_force_terminal", True)
