@@ -80,4 +80,4 @@ def _value(x: Any, draw: np.random.Generator, seed: int, spread: bool) -> Any:
     if x.dtype == np.bool_ or x.shape:
         return draw.integers(0, 2 if x.dtype == np.bool_ else 8, x.shape).astype(x.dtype)
     # A whole number may be a length: one that spreads over several devices.
-    return np.asarray((5, 11)[seed], x.dtype)
+    return np.asarray((5, 11)[seed % 2], x.dtype)

@@ -14,6 +14,7 @@ from sbp.errors import (
     Help,
     Label,
     Span,
+    listed,
 )
 from sbp.handwritten.emulation import (
     TOLERANCE,
@@ -170,7 +171,7 @@ def diagnostic(
         severity="warning" if finding.numbers else "error",
         title=_TITLES[kind].format(**facts),
         labels=_labels(marked) if users_span(at) else (),
-        notes=(*_notes(finding), *more),
+        notes=tuple(dict.fromkeys((*_notes(finding), *more))),
         helps=helps,
         scope=scope_of(main),
     )
@@ -186,7 +187,8 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
     unknown = "partial" if fault.kind in ("missing", "partial-as-split") else "two partial sums"
     n = math.prod(mesh.size(a) for a in axes)
     pending = f"{n} times too large: use lax.pmean for means of shards"
-    if primary(finding).backward:  # what follows may add up the gradient again
+    summed = finding.region.params.get("check_vma", True)
+    if primary(finding).backward and summed:  # what follows may add up the gradient again
         pending = (
             "too large: JAX has summed the gradient already; take lax.pmean of the loss inside"
         )
@@ -281,8 +283,11 @@ def run_text(run: ComparedRun) -> str:
     if run.untried:
         return f"sbp did not compare the program with a run {where}, because {run.untried}"
     if run.lost or not run.apart:
+        counts = f" if {listed(f'`{n}`' for n in run.counts)} counts devices" * bool(run.counts)
+        zero = f"; {_results(run.zero)}: zero in both runs, which hides faults" * bool(run.zero)
         lost = f"; {_lost(run)}" if run.lost else ""
-        return f"{where}, the program computes the same results{_UP_TO}: {_how(run)}{lost}"
+        same = f"the program computes the same results{counts}{_UP_TO}"
+        return f"{where}, {same}: {_how(run)}{lost}{zero}"
     text = f"{where}, the program computes other values for {_results(run.apart)}: {_how(run)}"
     return "; ".join([text, *run.because])
 

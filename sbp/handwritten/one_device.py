@@ -87,6 +87,8 @@ class ComparedRun:
       lost: positions of results of which a slice along the first dim depends on no argument, where
           the results are the same and the program sends values from device to device. Of stages,
           such a result counts as one that differs: each takes what the one before returns.
+      counts: numbers of the program that are read as numbers of devices.
+      zero: positions of results that are zero in both runs.
     """
 
     mesh_axis: str
@@ -99,6 +101,8 @@ class ComparedRun:
     spread: bool = False
     stages: bool = False
     lost: tuple[int, ...] = ()
+    counts: tuple[str, ...] = ()
+    zero: tuple[int, ...] = ()
 
     @property
     def wrong(self) -> bool:
@@ -164,10 +168,12 @@ class Comparisons:
       axes: the sizes that its functions have from outside, by the mesh axis.
       mesh: its mesh.
       given: whether the values are the program's own arguments.
+      drawn: whether none of them is.
       spread: whether random numbers are added to some of them.
       guessed: whether integers among them had to be guessed.
       values: its arguments.
       others: other values for them, with which repairs are tried as well.
+      run: runs it.
       got: its run on the mesh.
       uneven: results of regions that differ between the devices of a mesh axis, and that out_specs
           claim to be equal: the region's id, the position, the axis.
@@ -180,10 +186,12 @@ class Comparisons:
     axes: dict[str, WrittenSizes]
     mesh: MeshSpec
     given: bool
+    drawn: bool
     spread: bool
     guessed: bool
     values: Sequence[Any] = ()
     others: Sequence[Any] = ()
+    run: Callable[[Sequence[Any]], Ran] = field(init=False)
     got: Ran = field(init=False)
     uneven: frozenset[tuple[Any, ...]] = frozenset()
     compared: list[Compared] = field(default_factory=list)
@@ -241,7 +249,14 @@ class Comparisons:
         for attempt in _attempts(written, chained):
             try:
                 alone = trace_on_one_device(self.traced, written, attempt, self.fn)
-                want = program_run(alone)(self.values)
+                run_alone = program_run(alone)
+                want = run_alone(self.values)
+                other = self.run(self.others) if self.drawn else None
+                if other is not None and other.is_finite and not _differing(self.got, want):
+                    again = run_alone(self.others)
+                    if _differing(other, again):
+                        self.values, self.others = self.others, self.values
+                        self.got, want = other, again
             except SbpInternalError:
                 raise
             except FAILURES as error:  # of code that is not written for one device; the report says
@@ -251,7 +266,9 @@ class Comparisons:
             if not differs and not uneven:
                 lost = self.find_unreached() if chained else ()
                 wrong = lost if attempt.chained else ()
-                same = replace(run, apart=wrong, stages=attempt.chained, lost=lost)
+                zero = tuple(i for i, x in enumerate(want.results) if x.size and not x.any())
+                same = replace(run, apart=wrong, stages=attempt.chained, lost=lost, zero=zero)
+                same = replace(same, counts=attempt.names)
                 return Compared(run=same, alone=attempt)
             apart[attempt] = differs, alone
             pairs = list(zip(self.got.results, want.results, strict=True))
@@ -318,6 +335,8 @@ class Comparisons:
             if _differing(self.got, program_run(other)(self.values)):
                 continue
             if chosen.isdisjoint(twos):
+                counted = {number for i, number in fixed.values() if i in chosen}
+                run = replace(run, counts=(*best.names, *sorted(counted)))
                 return Compared(run=run, alone=best)
             twos -= chosen  # a 2 is frequent: the program may be right, or halve its loss
             break
@@ -434,9 +453,12 @@ def _differing(got: Ran, want: Ran) -> tuple[int, ...]:
 # own elements, picks its own, or returns one of its own.
 
 
-def permutes(graph: Graph, name: str) -> bool:
-    """Whether a region sends values along a mesh axis from device to device."""
-    return any(KINDS.get(n.op) == "permute" and name in names_of(n) for n in bodies(graph))
+def permutations(graph: Graph, name: str) -> list[list[tuple[Any, ...]]]:
+    """The pairs with which regions send values along a mesh axis from device to device; also with
+    the two devices of each pair exchanged."""
+    over = (n for n in bodies(graph) if KINDS.get(n.op) == "permute" and name in names_of(n))
+    sent = [[tuple(map(int, pair)) for pair in n.params["perm"]] for n in over]
+    return sent + [[pair[::-1] for pair in pairs] for pairs in sent]
 
 
 def lengths_of(graph: Graph, name: str) -> frozenset[int]:
@@ -578,6 +600,11 @@ def _axis_dim(shape: Sequence[int], spec: Any, axis: AxisInCode) -> int | None:
     return next((d for d in alone if shape[d] == axis.size), None)
 
 
+def _sizes_of(graph: Graph, name: str, mesh: MeshSpec) -> WrittenSizes:
+    lengths, pairs = lengths_of(graph, name), permutations(graph, name)
+    return WrittenSizes(AxisInCode(name, mesh.size(name), lengths, mesh.num_devices, pairs))
+
+
 def compared_runs(
     graph: Graph,
     fn: Any,
@@ -597,11 +624,7 @@ def compared_runs(
       meant: what shows that a difference may be meant; None for a program whose stages may be run
           one after the other.
     """
-    own = {
-        name: WrittenSizes(AxisInCode(name, n, lengths_of(graph, name), mesh.num_devices))
-        for name, n in mesh.axes
-        if n > 1
-    }
+    own = {name: _sizes_of(graph, name, mesh) for name, n in mesh.axes if n > 1}
     given, reasons = all(map(is_value, leaves)), tuple(meant or ())
     found = Comparisons(
         graph=graph,
@@ -610,6 +633,7 @@ def compared_runs(
         axes=own,
         mesh=mesh,
         given=given,
+        drawn=not any(map(is_value, leaves)),
         spread=any(map(is_flat, leaves)),
         guessed=any(map(is_guessed, leaves)),
     )
@@ -618,7 +642,7 @@ def compared_runs(
     with jax.ensure_compile_time_eval():  # the caller may be tracing
         values, found.others = values_of(leaves, 0), values_of(leaves, 1)
         poisoned = poison(graph, values)
-    run, drawn = program_run(graph), not any(map(is_value, leaves))
+    found.run = run = program_run(graph)
     for found.values in (values, poisoned):
         try:
             found.got = run(found.values)
@@ -631,7 +655,8 @@ def compared_runs(
                     found.values, found.others = exact
                 found.spread = False
                 found.got = run(found.values)
-            for seed in range(2, DRAWS) if first and not found.got.is_telling and drawn else ():
+            zero = first and found.drawn and not found.got.is_telling
+            for seed in range(2, DRAWS) if zero else ():
                 with jax.ensure_compile_time_eval():
                     other = values_of(leaves, seed)
                 if (got := run(other)).is_telling:
@@ -648,7 +673,7 @@ def compared_runs(
         found.compared = [
             found.compare(
                 written,
-                meant is None and permutes(graph, name),
+                meant is None and bool(written.axis.permutations),
                 [i for _, i, a in found.uneven if a == name],
                 reasons,
             )

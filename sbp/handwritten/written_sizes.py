@@ -13,7 +13,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,12 +43,14 @@ class AxisInCode:
       size: its size.
       lengths: the lengths that operands of the region have on one device along dims that it splits.
       devices: the number of devices of the mesh.
+      permutations: the pairs of each `ppermute` over it, also with sender and receiver exchanged.
     """
 
     name: str
     size: int
     lengths: frozenset[int] = frozenset()
     devices: int = 0
+    permutations: Sequence[Sequence[tuple[Any, ...]]] = ()
 
     def alone(self, value: float, *, in_source: bool = False) -> float | None:
         """What a number becomes on an axis of size 1, if it may depend on the size: the size, the
@@ -76,12 +78,13 @@ class AxisInCode:
     def pairs_alone(self, value: Any) -> list[tuple[int, int]] | None:
         """A list of pairs for `ppermute` on an axis of size 1: each device sends to itself where
         every device received, and none does where one got nothing. None for other values."""
-        if not isinstance(value, list | tuple) or len(value) < 2:
+        if not isinstance(value, list | tuple) or not all(
+            isinstance(p, tuple | list) for p in value
+        ):
             return None
-        pairs = [p for p in value if isinstance(p, tuple | list) and len(p) == 2]
-        indices = {i for p in pairs for i in p}
-        are_indices = all(type(i) is int and 0 <= i < self.size for i in indices)
-        if len(pairs) != len(value) or not are_indices:
+        pairs = [tuple(p) for p in value]
+        are_indices = all(type(i) is int for p in pairs for i in p)
+        if not are_indices or pairs not in self.permutations:
             return None
         return [(0, 0)] if len({p[1] for p in pairs}) == self.size else []
 

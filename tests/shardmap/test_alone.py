@@ -250,6 +250,41 @@ def test_integers_that_are_not_given_may_be_out_of_their_range():
     assert not run.wrong
 
 
+def report_of(body, ins, *args):
+    region = jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=PS(), check_vma=False)
+    return sbp.check_shard_map(region, *args, mesh=mesh())
+
+
+def test_the_report_says_which_numbers_count_devices():
+    report = report_of(
+        lambda x: lax.psum(x.mean() / 4, "model"), PS("model"), jnp.arange(16, dtype=jnp.float32)
+    )
+    assert report.ok and "if `4` counts devices" in report.text(300)
+
+
+def test_results_of_zeros_are_said_to_hide_faults():
+    hits = lambda x, labels: (x.argmax(-1) == labels).mean()
+    never = jnp.full(16, -1)
+    report = report_of(hits, (PS("data"), PS("data")), jnp.ones((16, 4)), never)
+    assert "result 0: zero in both runs, which hides faults" in report.text(300)
+
+
+def test_a_result_of_zeros_with_a_number_as_an_argument():
+    body = lambda x, count: (x * 0).sum() * count
+    shapes = jax.ShapeDtypeStruct((16,), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
+    assert not report_of(body, (PS(), PS()), *shapes).diagnostics
+
+
+def test_masks_that_keep_little_are_not_empty():
+    def body(w, x, key):
+        kept = jnp.where(jax.random.bernoulli(key, 0.15, x.shape), x, 0)
+        return w - 1e-3 * jax.grad(lambda w: ((kept @ w) ** 2).mean())(w)
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 2), (16, 4))]
+    report = report_of(body, (PS(), PS("data"), PS()), *shapes, jax.random.key(0))
+    assert [d.code for d in report.diagnostics] == ["missing-reduction"]
+
+
 def test_a_program_that_is_too_large_is_not_run(monkeypatch):
     body = ring_sums(lambda n: n - 2, axis_size)
     monkeypatch.setattr(emulation, "CHECKED_WORK", 100)

@@ -10,10 +10,10 @@ import numpy as np
 from sbp.handwritten.written_sizes import DEPTH, AxisInCode, WrittenSizes
 from tests.shardmap.programs import kinds, rings
 
-AXIS = AxisInCode("model", 8, frozenset({6}))
 STAGES, LAST, BLOCK, OTHER = 8, 7, 6, 5
 PAIRS = [(i, (i + 1) % 8) for i in range(8)]
 SHIFT = [(i, i + 1) for i in range(7)]
+AXIS = AxisInCode("model", 8, frozenset({6}), permutations=[PAIRS, SHIFT])
 MESH = jax.sharding.AbstractMesh((2, 8), ("data", "model"))
 
 
@@ -35,6 +35,11 @@ def test_globals_are_found_and_replaced():
     assert written(globals_of_a_module).numbers == {"STAGES": 8, "LAST": 7, "BLOCK": 6}
     assert alone(globals_of_a_module, "STAGES", "LAST", "BLOCK")() == (1, 0, 48, 5, [(0, 0)], [], 1)
     assert alone(globals_of_a_module)()[:3] == (8, 7, 6) and globals_of_a_module()[0] == 8
+
+
+def test_pairs_that_no_ppermute_takes_stay():
+    widths, specs = ((0, 0), (1, 1)), ({"w": 1}, {"w": 2})
+    assert alone(lambda: (widths, specs))() == (widths, specs)
 
 
 def test_closures_defaults_and_partial_arguments():

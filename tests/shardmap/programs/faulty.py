@@ -368,7 +368,7 @@ def normalised(x):
     return (x - mean) / jnp.sqrt(variance + 1e-6)
 
 
-def two_layers(x, w1, w2, w3, w4):
+def two_feed_forwards(x, w1, w2, w3, w4):
     h = jax.nn.relu(x @ w1) @ w2
     return jax.nn.relu(h @ w3) @ w4
 
@@ -389,10 +389,10 @@ SEVERAL = {
     "batch_normalised": Faulty(
         lambda x: normalised(x.T).T, lambda x: normalised(x.T).T, (X,), (PS("data"),), PS("data")
     ),
-    "two_layers": Faulty(
-        two_layers, two_layers, (X, W1, W2, W2.T, W1.T), (*MLP, *MLP[1:]), PS("data")
+    "two_feed_forwards": Faulty(
+        two_feed_forwards, two_feed_forwards, (X, W1, W2, W2.T, W1.T), (*MLP, *MLP[1:]), PS("data")
     ),
-    "clipped": Faulty(clipped, clipped, (W, X, Y), STEP, PS()),
+    "clipped_locally": Faulty(clipped, clipped, (W, X, Y), STEP, PS()),
     "accuracy": Faulty(
         accuracy,
         accuracy,
