@@ -553,10 +553,11 @@ class Helper:
                     break
             if len(found) == most:
                 break
-        chained = None if found else self.chain(finding)
-        found |= {} if chained is None else {chained.text: chained}
-        cheapest = tuple(sorted(found.values(), key=lambda h: h.bytes_per_device))
-        return cheapest, most > 1 and next(repairs, None) is not None
+        untried = most > 1 and next(repairs, None) is not None
+        if not found:
+            chained, untried = self.chain(finding)
+            return (() if chained is None else (chained,)), untried
+        return tuple(sorted(found.values(), key=lambda h: h.bytes_per_device)), untried
 
     def help(self, edits: Sequence[GraphEdit], made: Graph) -> Help | None:
         """The help of some edits that make a program. None where its wrong results are not fewer
@@ -580,9 +581,9 @@ class Helper:
             clears_all_errors=not wrong,
         )
 
-    def chain(self, finding: Finding) -> Help | None:
-        """The help of several repairs that mend a result only together. Each one gives more values
-        of the program a meaning."""
+    def chain(self, finding: Finding) -> tuple[Help | None, bool]:
+        """The help of several repairs that mend a result only together, and whether the search
+        stopped at a limit. Each repair gives more values of the program a meaning."""
         compared, edits = self.compared, list[GraphEdit]()
         findings: Sequence[Finding] = (finding,)
         while findings and len(edits) < CHAINED:
@@ -593,13 +594,13 @@ class Helper:
                 if after is not None and after.meaning > compared.meaning:
                     break
             else:
-                return None
+                return None, next(repairs, None) is not None
             compared = after
             edits.append(edit)
             if len(edits) > 1 and (help_ := self.help(edits, compared.graph)):
-                return help_
+                return help_, False
             findings, _ = find_faults(compared)
-        return None
+        return None, bool(findings)
 
 
 # ---- checks -------------------------------------------------------------------------------------

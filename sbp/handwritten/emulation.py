@@ -485,15 +485,15 @@ def _wide(x: Any) -> Any:
 
 
 def _run_wide(graph: Graph, node: Node, ins: list[Any]) -> list[Any]:
-    """The results of an operation on the wider floats; on its own where it takes no others, as a
-    callback or a bitcast does."""
+    """The results of an operation in float64. An operation that does not take float64, such as a
+    callback or a bitcast, runs in its own dtypes."""
     if node.op == REDUCE_PRECISION:
         return ins
     params = {k: _wide_dtype(v) if isinstance(v, np.dtype) else v for k, v in node.params.items()}
     params |= {k: _wide_jaxpr(v) for k, v in params.items() if _jax.is_jaxpr(v)}
     params |= {"precision": None} if "precision" in params else {}
     avals = [graph.aval(v) for v in node.outputs]
-    with contextlib.suppress(*FAILURES):
+    with contextlib.suppress(*FAILURES):  # it does not take float64; a real error comes again below
         outs = run_node(replace(node, params=params), ins, _VMAP_RULES)
         if all(y.dtype == _wide_dtype(a.dtype) for y, a in zip(outs, avals, strict=True)):
             return outs

@@ -251,6 +251,7 @@ class Comparisons:
                 alone = trace_on_one_device(self.traced, written, attempt, self.fn)
                 run_alone = program_run(alone)
                 want = run_alone(self.values)
+                # One draw may hide a fault: the best of each shard may be the best of all.
                 other = self.run(self.others) if self.drawn else None
                 if other is not None and other.is_finite and not _differing(self.got, want):
                     again = run_alone(self.others)
@@ -360,8 +361,8 @@ class Comparisons:
         )
 
     def types_of(self, got: Ran, wants: Sequence[Ran], name: str, trip: int | None = None) -> Types:
-        """The types of the values of a run on a mesh axis, by runs with one device; those of a
-        later run for values that have no meaning by the first one."""
+        """The types of the values of a run on a mesh axis. `wants` are runs with one device. If a
+        value has no meaning by the first of them, the next one counts."""
         position, axes = self.mesh.names.index(name), len(self.mesh.names)
         found: Types = {}
         for want in wants:

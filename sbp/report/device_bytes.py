@@ -206,7 +206,7 @@ class LiveBytes:
 
 
 MIN_SHARE = 0.001
-"""Share of the limit from which it is told with a digit."""
+"""Share of the limit from which it is shown with a digit."""
 
 DRAWN_LIMIT = 2.0
 """Times the peak up to which the line of the limit is in the picture."""
@@ -299,10 +299,10 @@ def _drawing(found: LiveBytes) -> Board:
         2,
     )
     below = [0.0] * len(found.moments)
-    for kind, told in at_peak.items():
+    for kind, text in at_peak.items():
         above = [b + m.bytes.get(kind, 0.0) for b, m in zip(below, found.moments, strict=True)]
         upper, lower = (list(_steps(map(y, edge), wide)) for edge in (above, below))
-        board.area([*upper, *reversed(lower)], _ink(kind), title=f"{kind}: {told} at the peak")
+        board.area([*upper, *reversed(lower)], _ink(kind), title=f"{kind}: {text} at the peak")
         below = above
     for bytes_ in (0.0, peak.total / 2, peak.total):
         board.line([(_NAME - 4, y(bytes_)), (_NAME, y(bytes_))], Ink(width=0.8))
@@ -310,21 +310,21 @@ def _drawing(found: LiveBytes) -> Board:
     board.line([(_NAME, _TOP), (_NAME, bottom), (_NAME + _PLOT, bottom)], Ink(width=0.8))
     at = _NAME + wide * (found.moments.index(peak) + 0.5)
     board.line([(at, y(peak.total)), (at, bottom)], Ink(dashed=True), title="the fullest moment")
-    told, right, top = f"limit {bytes_text(found.limit)}", _NAME + _PLOT, y(found.limit)
+    text, right, top = f"limit {bytes_text(found.limit)}", _NAME + _PLOT, y(found.limit)
     if shows_limit:
         ink = Ink(color=COSTLY, dashed=True, width=1.5)
-        board.line([(_NAME, top), (right, top)], ink, title=told)
-        board.text((right, top - 4), told, anchor="end")
+        board.line([(_NAME, top), (right, top)], ink, title=text)
+        board.text((right, top - 4), text, anchor="end")
     else:
-        board.text((right, _TOP + 11), f"{told}, above", anchor="end")
+        board.text((right, _TOP + 11), f"{text}, above", anchor="end")
     board.text((4, bottom + 22), "at the peak")
-    for number, (kind, told) in enumerate(at_peak.items()):
+    for number, (kind, text) in enumerate(at_peak.items()):
         row, column = divmod(number, _KEYS)
         board.key(
             (_NAME + _PLOT / _KEYS * column, bottom + 12 + _KEY * row),
             _ink(kind),
-            shorten(f"{kind} {told}", int((_PLOT / _KEYS - 31) / CELL)),
-            title=f"{kind}: {told} at the peak",
+            shorten(f"{kind} {text}", int((_PLOT / _KEYS - 31) / CELL)),
+            title=f"{kind}: {text} at the peak",
         )
     return board
 

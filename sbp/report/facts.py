@@ -142,9 +142,9 @@ def alike(tensors: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
 
 
 def exceptions(tensors: Sequence[Tensor]) -> list[tuple[list[Tensor], NdSbp, int]]:
-    """Tensors of numbered layers whose type is not that of most tensors of the same name and shape
-    in the other layers: those with the same two types, the type of the others, and how many there
-    are of these.
+    """Tensors whose type differs from the type that most layers have for the tensor of the same
+    name and shape. Each group has such tensors of one type, the type in the other layers, and how
+    many other layers there are.
 
     Arguments:
       tensors: the tensors.
@@ -154,8 +154,8 @@ def exceptions(tensors: Sequence[Tensor]) -> list[tuple[list[Tensor], NdSbp, int
         (common, count), *_ = Counter(t.type for t in same).most_common()
         if count > 2 * (len(same) - count):
             found += [(t, common, count) for t in same if t.type != common]
-    alike = group_by(found, lambda odd: (odd[0].type, *odd[1:])).values()
-    return [([t for t, *_ in same], *same[0][1:]) for same in alike]
+    groups = group_by(found, lambda odd: (odd[0].type, *odd[1:])).values()
+    return [([t for t, *_ in group], *group[0][1:]) for group in groups]
 
 
 def counted_bytes(found: Iterable[tuple[Tensor, int]]) -> float:

@@ -520,7 +520,7 @@ def _arrows(board: Board, sheet: _Sheet, *, of_gradients: bool) -> None:
     edge = _GRADIENT_AT if of_gradients else _GUTTER
     taken: list[list[tuple[int, int]]] = [[] for _ in range(_TRACKS)]
     for start, stop, flow in sorted(shown, key=lambda item: abs(item[1] - item[0])):
-        ink, told = _inks(flow.type, sheet.axis)[1], f"{flow.type!r}, {bytes_text(flow.size)} whole"
+        ink, text = _inks(flow.type, sheet.axis)[1], f"{flow.type!r}, {bytes_text(flow.size)} whole"
         first, last = sheet.tops[start], sheet.tops[stop]
         if abs(stop - start) == 1:
             x, down = edge + 22, stop > start
@@ -529,7 +529,7 @@ def _arrows(board: Board, sheet: _Sheet, *, of_gradients: bool) -> None:
             x = edge - 8 - 7 * _free_track(taken, min(start, stop), max(start, stop))
             y0, y1 = first + _ROW * 0.66, last + _ROW * 0.33
             points = [(edge, y0), (x, y0), (x, y1), (edge, y1)]
-        board.line(points, ink, arrow=True, title=told)
+        board.line(points, ink, arrow=True, title=text)
 
 
 def _free_track(taken: list[list[tuple[int, int]]], low: int, high: int) -> int:
@@ -547,9 +547,9 @@ def _free_track(taken: list[list[tuple[int, int]]], low: int, high: int) -> int:
 def _words(sheet: _Sheet) -> Table | str:
     """The places that send something or where values become partial."""
     flows = sheet.flows
-    told = [s for s in (*flows.stops, flows.results) if s.sends or s.born]
+    places = [s for s in (*flows.stops, flows.results) if s.sends or s.born]
     made = table_of(
-        sorted(told, key=lambda s: (s is flows.results, -s.bytes)),
+        sorted(places, key=lambda s: (s is flows.results, -s.bytes)),
         {
             "place": lambda s: s.where or s.text,
             "pass": lambda s: s.phase,
@@ -564,4 +564,4 @@ def _words(sheet: _Sheet) -> Table | str:
         shown=_WORD_ROWS,
         rest=lambda left: f"and {counted(len(left), 'more place')}",
     )
-    return made if told else "no place sends anything, and no value is partial"
+    return made if places else "no place sends anything, and no value is partial"

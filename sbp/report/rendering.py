@@ -2,10 +2,11 @@
 progress of work that takes seconds."""
 
 import base64
+import bisect
 import contextlib
 import html
 from collections.abc import Callable, Iterator, Sequence, Set
-from itertools import chain, repeat, zip_longest
+from itertools import accumulate, chain, repeat, zip_longest
 
 from rich import get_console
 from rich.cells import cell_len
@@ -218,9 +219,12 @@ def _excerpt(excerpt: Excerpt, digits: int, style: str, width: int) -> Iterator[
         shown = Text("(no source at hand)" if text is None else text.expandtabs(4))
         # Of a line that is too long, the part with the marks is shown.
         last = max((end + 1 for _, end in ends), default=0)
-        left_out = max(0, min([min(last, shown.cell_len) - room, *(start for start, _ in ends)]))
-        if left_out:
-            shown = Text("…") + shown[left_out + 1 :]
+        left_out = min([min(last, shown.cell_len) - room, *(start - 1 for start, _ in ends)])
+        widths = [0, *accumulate(map(cell_len, shown.plain))]
+        cut = bisect.bisect_left(widths, left_out)
+        left_out = widths[cut]
+        if cut:
+            shown = Text("…".ljust(widths[cut + 1] - left_out)) + shown[cut + 1 :]
         shown.truncate(room, overflow="ellipsis")
         yield Text.assemble((f"{number:>{digits}} | ", "cyan"), shown)
         for (*_, label), columns in zip(marks, ends, strict=True):

@@ -364,11 +364,11 @@ def _lane(board: Board, found: Schedule, longest: Interval | None, lane: str, to
     by_size = group_by(own, lambda at: at[2] - at[1] >= _SEEN)
     for one, left, right in by_size.get(True, ()):
         beside = one.seconds - one.waited
-        told = f"{one.what}, {one.phase}: {seconds_text(one.seconds)}. {' '.join(one.line)}"
+        text = f"{one.what}, {one.phase}: {seconds_text(one.seconds)}. {' '.join(one.line)}"
         late = f". {seconds_text(beside)} of it beside the work" if beside > 0 else ""
         ink = Ink(color=_color(one, longest), opacity=0.35, width=0.5, dashed=beside > 0)
-        board.rect((left, top + 3), (right - left, tall), ink, title=told + late)
-        board.inside(left, right, top + 19, one.what, title=told + late, spare=1)
+        board.rect((left, top + 3), (right - left, tall), ink, title=text + late)
+        board.inside(left, right, top + 19, one.what, title=text + late, spare=1)
     columns = group_by(by_size.get(False, ()), lambda at: int((at[1] - _NAME) / _SEEN))
     for column, some in columns.items():
         filled = sum(one.seconds for one, *_ in some) / found.seconds * _PLOT / _SEEN
@@ -384,10 +384,10 @@ def _loop(board: Board, found: Schedule, one: LoopInterval, top: float) -> None:
     assumed = " (assumed)" if trips_are_assumed(node) else ""
     each = ", in each of the runs around it" if one.depth else ""
     label = f"all {trips_of(node)} runs{assumed} of {node.name}{each}"
-    told = f"{label}: {seconds_text(one.seconds)}"
+    text = f"{label}: {seconds_text(one.seconds)}"
     bracket = [(left, top + 2), (left, top + 6), (right, top + 6), (right, top + 2)]
-    board.line(bracket, Ink(width=0.8), title=told)
-    board.inside(left, right, top + 17, label, title=told)
+    board.line(bracket, Ink(width=0.8), title=text)
+    board.inside(left, right, top + 17, label, title=text)
 
 
 def _lanes_table(found: Schedule) -> Table:

@@ -157,8 +157,8 @@ KEEPS_INDICES = {"add", "broadcast_in_dim", "convert_element_type", "lt", "resha
 to a negative one."""
 
 REDUCE_PRECISION, RAGGED_PRODUCT = "reduce_precision", "ragged_dot_general"
-"""The operators that read the bits of an array as another dtype, and that multiply ragged groups of
-rows by a matrix each."""
+"""The operators that round an array to fewer bits, and that multiply ragged groups of rows by a
+matrix each."""
 
 
 # ---- rows and kernels ----------------------------------------------------------------------------

@@ -148,6 +148,7 @@ def test_lines_fit(name, width):
 @pytest.mark.parametrize("width", [40, 80])
 def test_a_long_line_is_shown_at_its_mark(width):
     mesh = sbp.make_mesh((8,), ("d",))
+    # The line is longer than the terminal, as it has to be here.
     total = lambda x: (1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1) * jax.numpy.sum(x).astype(jax.numpy.float32)  # noqa: E501  # fmt: skip
     region = jax.shard_map(
         total, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P(), check_vma=False
