@@ -243,7 +243,8 @@ def test_there_are_examples():
 
 
 @pytest.mark.parametrize("example", DOCSTRINGS)
-def test_example(example: doctest.DocTest):
+def test_example(example: doctest.DocTest, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some examples write files
     said: list[str] = []
     failed, tried = doctest.DocTestRunner(verbose=False).run(example, out=said.append)
     assert tried

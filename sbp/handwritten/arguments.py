@@ -57,20 +57,22 @@ def is_guessed(x: Any) -> bool:
 
 
 def values_of(leaves: Sequence[Any], seed: int, *, spread: bool = True) -> list[Any]:
-    """Values for all arguments. The second values of floats that are given are the first ones in
-    another order. Floats that are all equal get random numbers added, if they are to be spread."""
+    """Values for all arguments. Second values of arrays that are given are the first ones in
+    another order, and random ones for tests that are all equal. Floats that are all equal get
+    random numbers added, if they are to be spread."""
     draws = (np.random.default_rng([seed, i]) for i in range(len(leaves)))
     return [_value(x, draw, seed, spread) for x, draw in zip(leaves, draws, strict=True)]
 
 
 def _value(x: Any, draw: np.random.Generator, seed: int, spread: bool) -> Any:
     if is_value(x):
-        plain = not (isinstance(x, jax.Array) and _jax.is_extended(x.dtype))
-        x = np.array(x) if plain else x  # NumPy permutes an empty array in place
-        if not plain or not jnp.issubdtype(x.dtype, jnp.inexact):
+        if isinstance(x, jax.Array) and _jax.is_extended(x.dtype):
             return x
+        x = np.array(x)  # NumPy permutes an empty array in place
         if spread and is_flat(x):
             return x + (draw.random(x.shape) / 2).astype(x.dtype)
+        if seed and x.dtype == np.bool_ and x.all() == x.any():
+            return draw.random(x.shape) < 0.5
         return draw.permutation(x.ravel()).reshape(x.shape) if seed else x
     if _jax.is_extended(x.dtype):
         words = draw.integers(0, 2**32, (*x.shape, *_jax.key_shape(x.dtype)), np.uint32)
@@ -81,3 +83,12 @@ def _value(x: Any, draw: np.random.Generator, seed: int, spread: bool) -> Any:
         return draw.integers(0, 2 if x.dtype == np.bool_ else 8, x.shape).astype(x.dtype)
     # A whole number may be a length: one that spreads over several devices.
     return np.asarray((5, 11)[seed % 2], x.dtype)
+
+
+def values_text(leaves: Sequence[Any], *, spread: bool, reordered: bool) -> str:
+    """The values in words."""
+    if not all(map(is_value, leaves)):
+        return "random values"
+    words = ", with random numbers added to equal elements" * spread
+    words += ", with the elements of each array in another order" * reordered
+    return f"its arguments{words}"

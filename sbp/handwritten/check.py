@@ -168,7 +168,7 @@ def diagnostic(
     marked = [(at, _LABELS[kind].format(**facts)), *_others(finding, main)]
     return Diagnostic(
         code=_CODES.get(kind, other),
-        severity="warning" if finding.numbers else "error",
+        severity="warning" if finding.numbers or finding.reordered else "error",
         title=_TITLES[kind].format(**facts),
         labels=_labels(marked) if users_span(at) else (),
         notes=tuple(dict.fromkeys((*_notes(finding), *more))),
@@ -257,6 +257,11 @@ def _notes(finding: Finding) -> Iterator[str]:
             f"the program may be right: if {listed} means the number of devices, write"
             " lax.axis_size instead, so that sbp knows"
         )
+    if finding.reordered:
+        yield (
+            "the results are the same on your arguments, and differ when the elements of each array"
+            " are in another order"
+        )
     made, node = finding.fault.made, finding.fault.node
     if finding.fault.kind == "mixed" and made and users_span(made) == users_span(node):
         inside = "made inside of this call: gather its argument, or write it out"
@@ -293,10 +298,8 @@ def run_text(run: ComparedRun) -> str:
 
 
 def _how(run: ComparedRun) -> str:
-    values = "its arguments" if run.given else "random values"
-    values += ", with random numbers added to equal elements" * (run.given and run.spread)
     ways = "its {} stages one after the other" if run.stages else "it with {} devices and with one"
-    return f"sbp ran {ways.format(run.size)}, on {values}"
+    return f"sbp ran {ways.format(run.size)}, on {run.values}"
 
 
 def _results(numbers: tuple[int, ...]) -> str:
@@ -477,11 +480,7 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                 if kind in COUNTED and scalars(finding.fault.node):
                     numbers = (*finding.numbers, *sorted(written.numbers))
                     finding = replace(finding, numbers=numbers)
-                at = finding.fault.node.inputs[finding.fault.operand :]
-                if finding.claim is not None:
-                    at = node.params["body"].outputs[finding.result :]
-                parts = typed[0].readings(at[0]) if at else ()
-                finding = replace(finding, means=bool(parts) and all(r.power for r in parts))
+                finding = replace(finding, reordered=c.run.reordered)
                 # The same fault on several mesh axes is one.
                 known = found.get(finding.key, finding)
                 both = {*known.mesh_axes, *finding.mesh_axes}

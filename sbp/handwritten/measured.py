@@ -312,7 +312,6 @@ Kind = Literal[
 ]
 """The kinds of faults; the module `words` has their text."""
 
-
 COUNTED: tuple[Kind, ...] = ("averaged", "doubled", "pending", "scaled", "scales")
 """Kinds of faults that are none where a number stands for the number of devices."""
 
@@ -349,14 +348,13 @@ class Finding:
     Arguments:
       fault: the fault.
       mesh_axes: the mesh axes on which it occurs.
-      observer: the first reduction of the faulty value; None where there is none.
+      observer: the first reduction of the faulty value; None without one.
       region: the shard_map.
       result: the position of the region's result.
-      claim: the type that out_specs give that result on the mesh axis; None where the finding is
-          not about out_specs.
-      numbers: numbers of the program that may stand for the number of devices, in which case it may
-          be right.
+      claim: the type that out_specs give that result; None if the finding is not about out_specs.
+      numbers: numbers that may count devices, in which case the program may be right.
       means: whether the parts that are at fault add up to n times the value of one device.
+      reordered: whether it shows only if the elements of each argument are in another order.
     """
 
     fault: Fault
@@ -367,6 +365,7 @@ class Finding:
     claim: Atom | None = None
     numbers: tuple[str, ...] = ()
     means: bool = False
+    reordered: bool = False
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -396,8 +395,7 @@ def region_findings(
       numbers: by the id of an operation, a number in it that may count devices.
       results: positions of the results that claim a type.
       uneven: positions of results that differ between devices and claim to be equal.
-      ends: gets the operations whose results have no type because of a value of another device or
-          of the device's index.
+      ends: gets the operations whose results lack a type because of another device or its index.
     """
     body, name = typed[0], typed[0].name
     for i in results:
@@ -409,17 +407,33 @@ def region_findings(
         if not isinstance(operand, int) or (fits and i not in uneven) or one_each:
             continue
         claimed = body.claimed(operand, claim)
-        tried = (b.lost(operand) for b in typed)
-        lost = None if claimed else next(filter(None, tried), None)
+        # In later trips of a loop, what is counted by shard is often the fault of an earlier one.
+        tried = [] if claimed else [(b.lost(operand), b) for b in typed]
+        lost = min(
+            ((found, b) for found, b in tried if found is not None),
+            key=lambda found: found[0][0].kind in COUNTED,
+            default=None,
+        )
         ends += next((b.ends for b in typed if b.ends), [])
         if claimed is None and lost is None and i in uneven:
             claimed = Fault("uneven", body.divided(operand) or node)
-        fault, observer = lost or (claimed, None)
+        (fault, observer), at = lost or ((claimed, None), body)
         if fault is not None:
             # Numbers on the way of a value that is off by a power of the number of devices.
             makers = body.makers(body.reached(operand)) if fault.kind in COUNTED else []
-            counts = tuple(sorted({numbers[m.id] for m in makers if m.id in numbers}))
-            yield Finding(fault, (name,), observer, node, i, claim if claimed else None, counts)
+            made = lost is not None and fault.kind == "missing"
+            at_fault = fault.node.outputs if made else fault.node.inputs[fault.operand :]
+            parts = [at.readings(o) for o in ((operand,) if claimed else at_fault[:1])]
+            yield Finding(
+                fault,
+                (name,),
+                observer,
+                node,
+                i,
+                claim if claimed else None,
+                tuple(sorted({numbers[m.id] for m in makers if m.id in numbers})),
+                means=any(parts) and all(r.power for r in parts[0]),
+            )
 
 
 def reversed_order(region: Node) -> tuple[str, ...]:
@@ -507,7 +521,7 @@ class Body:
                 yield at
                 waiting += self.made_of(at)
 
-    def reached(self, value: Operand) -> set[Operand]:
+    def reached(self, value: Operand) -> set[int]:
         """The values without a meaning through which a value depends on what has one."""
         return {*self.upstream(value, lambda v: not self.is_good(v))}
 
@@ -593,6 +607,14 @@ class Body:
         if not faults or any(fault.kind not in (*COUNTED, "monoid") for _, fault in faults):
             ends += sent
         self.ends += ends
+        if not faults and not sent:
+            # What a loop carries was whole before its first trip, and is a sum of parts after it.
+            loops = (n for n in self.makers(reached) if n.op in CONTROL_FLOW)
+            exits = ((n, e) for n in loops for e in interface_of(n).exits if e.entry is not None)
+            left = (n.regions[e.region].outputs[e.output] for n, e in exits)
+            made = next((self.origin(o) for o in left if self.atoms(o, None) == (P,)), None)
+            if made is not None and not places_of(made):
+                return Fault("missing", made, made, 0, (P,)), None
         if not faults or ends:
             # Of a partial value, each device takes the block of its own index.
             taking = (m for m in nodes if reached & {m.inputs[i] for i in places_of(m)})

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec
 from sbp import _jax
 from sbp._jax import Bind, of_call, regions_bound_by
 from sbp.errors import SbpInternalError
-from sbp.handwritten.arguments import is_flat, is_guessed, is_value, poison, positive, values_of
+from sbp.handwritten import arguments
 from sbp.handwritten.emulation import (
     FAILURES,
     Ran,
@@ -63,8 +63,7 @@ NUMBERS = 3
 combinations are tried; a program with more is not judged."""
 
 DRAWS = 16
-"""Random values of the arguments that are tried until no result is zero, as a count of hits is on
-most values."""
+"""Draws of the arguments that are tried until no result is zero, as counts of hits often are."""
 
 SLICES = 16
 """Slices of an operand that are changed one by one, to see which slices of a result they reach."""
@@ -81,12 +80,11 @@ class ComparedRun:
       untried: why it was not compared; empty where it was.
       refused: whether that is because the function does not run on one device.
       because: what shows that a difference may be meant; empty where nothing does.
-      given: whether all values are the program's own arguments.
-      spread: whether random numbers were added to arguments whose elements are all equal.
+      values: the values that the program ran on, in words.
+      reordered: whether the results differ only on reordered elements of the arguments.
       stages: whether it was compared with its stages, one after the other.
-      lost: positions of results of which a slice along the first dim depends on no argument, where
-          the results are the same and the program sends values from device to device. Of stages,
-          such a result counts as one that differs: each takes what the one before returns.
+      lost: positions of equal results of which a slice along the first dim depends on no argument,
+          if devices send values. Of stages, such a result counts as one that differs.
       counts: numbers of the program that are read as numbers of devices.
       zero: positions of results that are zero in both runs.
     """
@@ -97,8 +95,8 @@ class ComparedRun:
     untried: str = ""
     refused: bool = False
     because: tuple[str, ...] = ()
-    given: bool = True
-    spread: bool = False
+    values: str = ""
+    reordered: bool = False
     stages: bool = False
     lost: tuple[int, ...] = ()
     counts: tuple[str, ...] = ()
@@ -167,16 +165,15 @@ class Comparisons:
       traced: traces a function as the program.
       axes: the sizes that its functions have from outside, by the mesh axis.
       mesh: its mesh.
-      given: whether the values are the program's own arguments.
-      drawn: whether none of them is.
+      leaves: its arguments, as they are given.
+      guessed: whether integers among their values had to be guessed.
       spread: whether random numbers are added to some of them.
-      guessed: whether integers among them had to be guessed.
-      values: its arguments.
-      others: other values for them, with which repairs are tried as well.
+      reordered: whether the values are those of the arguments in another order.
+      values: values of its arguments.
+      others: other values of its arguments.
       run: runs it.
       got: its run on the mesh.
-      uneven: results of regions that differ between the devices of a mesh axis, and that out_specs
-          claim to be equal: the region's id, the position, the axis.
+      uneven: results that out_specs claim to be equal and are not: region's id, position, axis.
       compared: the comparisons.
     """
 
@@ -185,10 +182,10 @@ class Comparisons:
     traced: Callable[[Any], Graph]
     axes: dict[str, WrittenSizes]
     mesh: MeshSpec
-    given: bool
-    drawn: bool
-    spread: bool
+    leaves: Sequence[Any]
     guessed: bool
+    spread: bool
+    reordered: bool = False
     values: Sequence[Any] = ()
     others: Sequence[Any] = ()
     run: Callable[[Sequence[Any]], Ran] = field(init=False)
@@ -196,6 +193,9 @@ class Comparisons:
     uneven: frozenset[tuple[Any, ...]] = frozenset()
     compared: list[Compared] = field(default_factory=list)
     wanted: list[Ran] | None = None
+
+    def text(self) -> str:
+        return arguments.values_text(self.leaves, spread=self.spread, reordered=self.reordered)
 
     def without_trial(self, reason: str) -> "Comparisons":
         """The comparisons of the program, all of them left out for a reason."""
@@ -245,19 +245,20 @@ class Comparisons:
         failed: dict[Attempt, str] = {}
         apart: dict[Attempt, tuple[tuple[int, ...], Graph]] = {}
         because, axis = set(meant), written.axis
-        run = ComparedRun(mesh_axis=axis.name, size=axis.size, given=self.given, spread=self.spread)
+        run = ComparedRun(mesh_axis=axis.name, size=axis.size, values=self.text())
         for attempt in _attempts(written, chained):
             try:
                 alone = trace_on_one_device(self.traced, written, attempt, self.fn)
                 run_alone = program_run(alone)
                 want = run_alone(self.values)
-                # One draw may hide a fault: the best of each shard may be the best of all.
-                other = self.run(self.others) if self.drawn else None
-                if other is not None and other.is_finite and not _differing(self.got, want):
-                    again = run_alone(self.others)
-                    if _differing(other, again):
+                # Values may hide a fault: the best of each shard may be the best of all.
+                if not _differing(self.got, want):
+                    other, again = self.run(self.others), run_alone(self.others)
+                    if again.is_finite and _differing(other, again):
                         self.values, self.others = self.others, self.values
                         self.got, want = other, again
+                        self.reordered ^= any(map(arguments.is_value, self.leaves))
+                        run = replace(run, values=self.text(), reordered=self.reordered)
             except SbpInternalError:
                 raise
             except FAILURES as error:  # of code that is not written for one device; the report says
@@ -626,23 +627,22 @@ def compared_runs(
           one after the other.
     """
     own = {name: _sizes_of(graph, name, mesh) for name, n in mesh.axes if n > 1}
-    given, reasons = all(map(is_value, leaves)), tuple(meant or ())
+    is_given, reasons = [*map(arguments.is_value, leaves)], tuple(meant or ())
     found = Comparisons(
         graph=graph,
         fn=fn,
         traced=traced,
         axes=own,
         mesh=mesh,
-        given=given,
-        drawn=not any(map(is_value, leaves)),
-        spread=any(map(is_flat, leaves)),
-        guessed=any(map(is_guessed, leaves)),
+        leaves=leaves,
+        guessed=any(map(arguments.is_guessed, leaves)),
+        spread=any(map(arguments.is_flat, leaves)),
     )
     if reason := too_large(graph):
         return found.without_trial(reason)
     with jax.ensure_compile_time_eval():  # the caller may be tracing
-        values, found.others = values_of(leaves, 0), values_of(leaves, 1)
-        poisoned = poison(graph, values)
+        values, found.others = arguments.values_of(leaves, 0), arguments.values_of(leaves, 1)
+        poisoned = arguments.poison(graph, values)
     found.run = run = program_run(graph)
     for found.values in (values, poisoned):
         try:
@@ -650,16 +650,16 @@ def compared_runs(
             first = found.values is values
             if first and not found.got.is_finite:  # a root of random values
                 with jax.ensure_compile_time_eval():
-                    exact = [values_of(leaves, k, spread=False) for k in (0, 1)]
-                    if not given:
-                        exact = [[positive(x) for x in values] for values in exact]
+                    exact = [arguments.values_of(leaves, k, spread=False) for k in (0, 1)]
+                    if not all(is_given):
+                        exact = [[arguments.positive(x) for x in values] for values in exact]
                     found.values, found.others = exact
                 found.spread = False
                 found.got = run(found.values)
-            zero = first and found.drawn and not found.got.is_telling
+            zero = first and not any(is_given) and not found.got.is_telling
             for seed in range(2, DRAWS) if zero else ():
                 with jax.ensure_compile_time_eval():
-                    other = values_of(leaves, seed)
+                    other = arguments.values_of(leaves, seed)
                 if (got := run(other)).is_telling:
                     found.values, found.got = other, got
                     break
@@ -668,7 +668,7 @@ def compared_runs(
         except FAILURES as error:  # of `vmap`
             return found.without_trial(f"sbp cannot run it without devices ({reason_of(error)})")
         if first and not found.got.is_finite:
-            values = "its arguments" if given else "random values; pass arrays as arguments"
+            values = "its arguments" if all(is_given) else "random values; pass arrays as arguments"
             return found.without_trial(f"its results are infinite or NaN on {values}")
         found.uneven = uneven(graph, found.got, mesh)
         found.compared = [

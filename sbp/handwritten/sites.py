@@ -3,12 +3,14 @@
 An edit of a line changes all equations of that line: one for each call, and those of its gradient.
 An edit is tried on all equations that the line made. It is not tried where the line is
 differentiated inside a region: the gradient is already traced, and the edit would not show there.
+A value is not differentiated if no gradient has the shape of a value that it depends on.
 """
 
 import ast
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sbp.errors import Span
 from sbp.signatures import traits_of
@@ -60,6 +62,13 @@ class Sites:
         self.readers: dict[Operand, list[Node | None]] = defaultdict(list)
         self._enter(graph, None, None, None)
         self.by_span = group_by(self.nodes.values(), users_span)
+        ends = (
+            v
+            for node in self.nodes.values()
+            for v in node.outputs
+            if node.backward and any(r is None or not r.backward for r in self.readers[v])
+        )
+        self.gradients = {_shape(graph.avals[v]) for v in ends}
 
     def _enter(
         self, graph: Graph, region: Node | None, holder: Node | None, real: set[int] | None
@@ -107,8 +116,29 @@ class Sites:
             region is None
             or region.backward
             or node.backward
-            or node.scope.count("jvp(") > region.scope.count("jvp(")
+            or self._is_traced_by_grad(node, region.scope.count("jvp("))
         )
+
+    def _is_traced_by_grad(self, node: Node, outside: int) -> bool:
+        """Whether a node depends on values with a gradient, in a function that is differentiated.
+
+        Arguments:
+          node: the node.
+          outside: the number of differentiations around its region.
+        """
+        if node.scope.count("jvp(") <= outside:
+            return False
+        if not self.gradients:  # a tangent
+            return True
+        graph, seen, waiting = self.graph(node), set[Operand](), [*node.inputs]
+        for v in waiting:
+            maker = self.makers[v][0] if v in self.makers else None
+            if maker is not None and maker.scope.count("jvp(") > outside:
+                waiting += (o for o in maker.inputs if o not in seen)
+                seen |= {*maker.inputs}
+            elif isinstance(v, int) and _shape(graph.avals[v]) in self.gradients:
+                return True
+        return False
 
     def alike(self, node: Node) -> tuple[Node, ...]:
         """The nodes of the same operation and source line, in every call; none where one of them is
@@ -278,6 +308,10 @@ class Sites:
             if found := found or (named if frame.function == line.function else []):
                 return found
         return []
+
+
+def _shape(aval: Any) -> tuple[Any, ...]:
+    return tuple(aval.shape), aval.dtype
 
 
 def _parts(expression: ast.expr) -> Iterator[ast.expr]:

@@ -63,7 +63,7 @@ def test_a_right_program_computes_the_same(name):
     program = programs(RIGHT)[name]
     run, report = checked(program.make(program.vma[0]), *program.args)
     assert (run.mesh_axis, run.size) == ("model", N_MODEL)
-    assert run.apart == () and not run.untried and run.given
+    assert run.apart == () and not run.untried and run.values == "its arguments"
     assert run.stages == (name == "pipeline")
     assert "the program computes the same" in report.text(200)
 
@@ -143,7 +143,7 @@ def test_a_region_under_jit_and_with_shapes():
     for steps, wrong in ((1, False), (2, True)):
         body = ring_sums(lambda n, steps=steps: n - steps, axis_size)
         run, _ = run_of(body, SHAPE, around=jax.jit)
-        assert run.wrong == wrong and not run.given
+        assert run.wrong == wrong and run.values == "random values"
 
 
 def test_the_gradient_of_a_ring():
@@ -318,3 +318,59 @@ def test_partial_arguments_are_followed():
 
     run, _ = run_of(partial(body, n=N_MODEL), outs=PS())
     assert run.apart == () and not run.untried
+
+
+# ---- arguments that hide a fault -----------------------------------------------------------------
+
+ONE_EACH = np.arange(16) % 4 == 0  # one row of four on each device
+HIDING = {
+    "equal counts": ONE_EACH.astype(np.float32),
+    "tests": ONE_EACH,
+    "integers": ONE_EACH.astype(np.int32),
+    "all true": np.ones(16, bool),
+}
+
+
+def masked_mean(x, mask):
+    return lax.pmean((x.sum(1) * mask).sum() / mask.sum(), "model")
+
+
+def right_masked_mean(x, mask):
+    return lax.psum((x.sum(1) * mask).sum(), "model") / lax.psum(mask.sum(), "model")
+
+
+@pytest.mark.parametrize("mask", HIDING.values(), ids=list(HIDING))
+def test_a_fault_that_shows_on_reordered_arguments_is_a_warning(mask):
+    wrong = mapped(masked_mean, (ROWS, ROWS), PS())(False)
+    _, report = checked(wrong, X, mask)
+    (found,) = report.diagnostics
+    assert report.ok and (found.code, found.severity) == ("misplaced-reduction", "warning")
+    assert "the same on your arguments" in found.notes[0]
+    assert "the elements of each array in another order" in str(report)
+    right = mapped(right_masked_mean, (ROWS, ROWS), PS())(False)
+    assert not checked(right, X, mask)[1].diagnostics
+
+
+# ---- loops ---------------------------------------------------------------------------------------
+
+
+def descent(reduced):
+    def body(x, w):
+        def step(i, w):
+            g = jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+            return w - 0.1 * reduced(g)
+
+        return lax.fori_loop(0, 3, step, w)
+
+    return mapped(body, (ROWS, PS()), PS())(False)
+
+
+def test_a_loop_that_makes_its_carry_partial():
+    w = np.linspace(-1, 1, 8, dtype=np.float32)
+    _, report = checked(descent(lambda g: g), X, w)
+    (found,) = report.diagnostics
+    assert found.code == "missing-reduction" and "the mean of one shard" in found.labels[0].text
+    assert [h.text for h in found.helps if h.clears_all_errors] == [
+        f'reduce `g`, which line {found.labels[0].span.line} sets, with lax.pmean(.., "model")'
+    ]
+    assert not checked(descent(lambda g: lax.pmean(g, "model")), X, w)[1].diagnostics
