@@ -80,12 +80,10 @@ SBP: Any = sbp  # wrong calls are meant here
 PARTIAL = sbp.Partial(np.ones((2, 3)), sbp.NdSbp({"data": sbp.P}))
 
 
-def _diagnostic(**wrong: Any) -> Any:
-    return SBP.Diagnostic(code="no-typing", severity="error", title="", **wrong)
+_diagnostic = lambda **wrong: SBP.Diagnostic(code="no-typing", severity="error", title="", **wrong)
 
 
-def _plan() -> Any:
-    return sbp.jit(lambda x: x, sbp.make_mesh((1,), ("data",))).plan(1.0)
+_plan = lambda: sbp.jit(lambda x: x, sbp.make_mesh((1,), ("data",))).plan(1.0)
 
 
 @pytest.mark.parametrize(

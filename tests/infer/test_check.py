@@ -33,7 +33,6 @@ MESHES = {
     "8": jax.sharding.AbstractMesh((8,), ("x",)),
     "2x4": jax.sharding.AbstractMesh((2, 4), ("x", "y")),
 }
-POLICIES: tuple[Policy, ...] = ("auto", "reduce", "explicit")
 
 
 def traced(fn, args, mesh, in_types=None, out_types=None, boxing: Policy = "auto") -> Request:
@@ -150,7 +149,7 @@ def seeded(seed: int, mesh: str, boxing: Policy) -> Request:
 
 
 @pytest.mark.parametrize("mesh", sorted(MESHES))
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ("auto", "reduce", "explicit"))
 def test_verdict_is_the_choosers(policy, mesh):
     outcomes = {"sat": 0, "unsat": 0}
     for seed in range(60):
@@ -485,12 +484,10 @@ def swapped(flow: Flow) -> Flow:
     return dataclasses.replace(flow, makers=makers)
 
 
-def _enters(e: Edge, kind: str) -> bool:
-    return e.entry is not None and e.entry.kind == kind
+_enters = lambda e, kind: e.entry is not None and e.entry.kind == kind
 
 
-def _leaves(e: Edge, kind: str) -> bool:
-    return e.exit is not None and e.exit.kind == kind
+_leaves = lambda e, kind: e.exit is not None and e.exit.kind == kind
 
 
 MUTATIONS: dict[str, Callable[[Flow], Flow]] = {

@@ -173,8 +173,7 @@ SMALL = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 2
 PRODUCT: dict[str, Any] = {"in_types": ("x:S(1)", "x:S(0)"), "out_types": "B"}
 
 
-def mesh_of(sizes: tuple[int, ...]) -> Any:
-    return sbp.make_mesh(sizes, tuple(MESHES[sizes]))
+mesh_of = lambda sizes: sbp.make_mesh(sizes, tuple(MESHES[sizes]))
 
 
 def type_of(sizes: tuple[int, ...], atom: str) -> str:
@@ -214,8 +213,7 @@ def summed_dtypes(plan: Any) -> list[tuple[str, str]]:
     ]
 
 
-def cast_product(a: Any, b: Any) -> Any:
-    return (a @ b).astype(jnp.bfloat16)
+cast_product = lambda a, b: (a @ b).astype(jnp.bfloat16)
 
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
