@@ -107,6 +107,28 @@ REFUSED: dict[str, tuple[type[Exception], str, Any]] = {
         )
         for name in ("device", "backend")
     },
+    **{
+        f"{name}_shardings beside {name}_types": (
+            sbp.SbpError,
+            "set the same types",
+            lambda mesh, name=name: sbp.jit(
+                jnp.sin, mesh, **{f"{name}_shardings": spec("x"), f"{name}_types": sbp.S(0)}
+            ),
+        )
+        for name in ("in", "out")
+    },
+    "a sharding on another mesh": (
+        sbp.SbpError,
+        "build the sharding on the mesh of sbp.jit",
+        lambda mesh: sbp.jit(
+            jnp.add,
+            mesh,
+            in_shardings=(
+                spec("x"),
+                jax.sharding.NamedSharding(sbp.make_mesh((8,), ("z",)), spec("z")),
+            ),
+        ),
+    ),
 }
 
 
@@ -301,22 +323,6 @@ def test_shardings_are_types(case, name, mesh):
             assert array.sharding.is_equivalent_to(
                 jax.sharding.NamedSharding(mesh, asked), array.ndim
             )
-
-
-def test_shardings_in_their_wrong_forms(mesh):
-    other = jax.sharding.NamedSharding(sbp.make_mesh((8,), ("z",)), spec("z"))
-    single = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    two = lambda a, b: a
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"in_shardings": spec("x"), "in_types": (sbp.S(0), None)}, "set the same types"),
-        ({"out_shardings": spec("x"), "out_types": sbp.S(0)}, "set the same types"),
-        ({"in_shardings": (spec("x"), other)}, "build the sharding on the mesh of sbp.jit"),
-        ({"out_shardings": single}, "SingleDeviceSharding"),
-        ({"in_shardings": spec("z")}, "z"),
-    ]
-    for options, said in cases:
-        with pytest.raises(sbp.SbpError, match=said):
-            sbp.jit(two, mesh, **options)
 
 
 @pytest.mark.parametrize(

@@ -127,11 +127,6 @@ def test_other_dtypes_are_refused(reduce_dtype):
         sbp.jit(product, MESH, reduce_dtype=reduce_dtype)
 
 
-def test_diff_names_the_choice():
-    settings = plan_of().diff(plan_of(reduce_dtype=jnp.float32)).difference.settings
-    assert [(s.kind, s.this, s.other) for s in settings] == [("reduce_dtype", None, "float32")]
-
-
 def test_sums_are_those_of_float32():
     """All shapes in one program: even, uneven and scattered, over one axis and over two."""
     mesh = sbp.make_mesh((2, 4), ("x", "y"))
