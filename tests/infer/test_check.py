@@ -338,9 +338,6 @@ def test_certify_looks_at_all_axes_together():
 # since the plan is dearer than the plan from the sound walk.
 
 
-F32 = jnp.float32
-
-
 def program(x, w, c, flag):
     """A scan with constant, carry, slices and stacked results; a cond; a while; an annotation."""
 
@@ -360,7 +357,9 @@ def program(x, w, c, flag):
 
 def asked(hardware: Hardware | None) -> Request:
     shapes = [(6, 32, 64), (64, 64), (32, 64)]
-    args = [jax.ShapeDtypeStruct(s, F32) for s in shapes] + [jax.ShapeDtypeStruct((), jnp.bool_)]
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes] + [
+        jax.ShapeDtypeStruct((), jnp.bool_)
+    ]
     spec = mesh_spec(jax.sharding.AbstractMesh((4,), ("x",)), hardware)
     graph, _ = trace(program, args)
     split = from_type(sbp.parse("x:S(1)"), spec)
@@ -409,10 +408,8 @@ def judged(request: Request) -> float:
 
 # ---- mutations ----------------------------------------------------------------------------------
 
-Change = Callable[[Edge], Edge | None]
 
-
-def edges(flow: Flow, change: Change) -> Flow:
+def edges(flow: Flow, change: Callable[[Edge], Edge | None]) -> Flow:
     return dataclasses.replace(
         flow, edges=tuple(new for e in flow.edges if (new := change(e)) is not None)
     )

@@ -32,10 +32,8 @@ from tests.same import assert_close
 
 MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
 MIXED = dataclasses.replace(MODEL, dtype="bfloat16")
-AXES = (("data", 2), ("expert", 4))
 
-
-planned = lambda train, model=MODEL: planned_step(model, train, AXES)
+planned = lambda train, model=MODEL: planned_step(model, train, (("data", 2), ("expert", 4)))
 
 
 def poisoned(state, expert, value):
