@@ -107,16 +107,16 @@ REFUSED: dict[str, tuple[type[Exception], str, Any]] = {
         )
         for name in ("device", "backend")
     },
-    **{
-        f"{name}_shardings beside {name}_types": (
-            sbp.SbpError,
-            "set the same types",
-            lambda mesh, name=name: sbp.jit(
-                jnp.sin, mesh, **{f"{name}_shardings": spec("x"), f"{name}_types": sbp.S(0)}
-            ),
-        )
-        for name in ("in", "out")
-    },
+    "in_shardings beside in_types": (
+        sbp.SbpError,
+        "set the same types",
+        lambda mesh: sbp.jit(jnp.sin, mesh, in_shardings=spec("x"), in_types=(sbp.S(0),)),
+    ),
+    "out_shardings beside out_types": (
+        sbp.SbpError,
+        "set the same types",
+        lambda mesh: sbp.jit(jnp.sin, mesh, out_shardings=spec("x"), out_types=sbp.S(0)),
+    ),
     "a sharding on another mesh": (
         sbp.SbpError,
         "build the sharding on the mesh of sbp.jit",
