@@ -77,15 +77,6 @@ def test_a_value_that_cannot_be_shown_is_named_by_its_class():
 
 
 SBP: Any = sbp  # wrong calls are meant here
-PARTIAL = sbp.Partial(np.ones((2, 3)), sbp.NdSbp({"data": sbp.P}))
-
-
-def _diagnostic(**wrong: Any) -> Any:
-    return SBP.Diagnostic(code="no-typing", severity="error", title="", **wrong)
-
-
-def _plan() -> Any:
-    return sbp.jit(lambda x: x, sbp.make_mesh((1,), ("data",))).plan(1.0)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +103,10 @@ def _plan() -> Any:
             "Jitted: `options` must be a JitOptions, which sbp.jit makes",
         ),
         (lambda: SBP.Plan(1, 2, 3, 4), "Plan: `reader` must be a CallReader, which `plan` of"),
-        (lambda: _plan().run(None), "plan.run takes 1 flat argument, got None"),
+        (
+            lambda: sbp.jit(abs, sbp.make_mesh((1,), ("data",))).plan(1.0).run(cast(Any, None)),
+            "plan.run takes 1 flat argument, got None",
+        ),
         (
             lambda: SBP.Report(program=None).full().text("x"),
             "text: `width` must be a number of columns",
@@ -136,10 +130,15 @@ def _plan() -> Any:
         (lambda: SBP.Report(program=None, diagnostics=["x"]), "a tuple of sbp.Diagnostic"),
         (lambda: SBP.Diagnostic(code=[], severity="error", title=""), "Diagnostic takes strings"),
         (lambda: SBP.Diagnostic(code="typo", severity="error", title=""), "no code 'typo'"),
-        (lambda: _diagnostic(labels=("x",)), "Diagnostic takes a tuple of Label for `labels`"),
+        (
+            lambda: SBP.Diagnostic(code="no-typing", severity="error", title="", labels=("x",)),
+            "Diagnostic takes a tuple of Label for `labels`",
+        ),
         (lambda: SBP.SbpTypeError(["x"]), "takes one sbp.Diagnostic or more"),
         (
-            lambda: jax.tree.map(lambda _: None, PARTIAL).reduce(),
+            lambda: jax.tree.map(
+                lambda _: None, sbp.Partial(np.ones((2, 3)), sbp.NdSbp({"data": sbp.P}))
+            ).reduce(),
             "this Partial has parts that are not an array, None; call .reduce() before",
         ),
         (
@@ -156,7 +155,6 @@ def test_public_functions_name_the_argument_and_what_they_take(call, message):
 
 ENDLESS: Any = []
 ENDLESS.append({"a": (ENDLESS,)})
-DEEP = functools.reduce(lambda tree, _: [tree], range(600), 1.0)
 ONE = sbp.make_mesh((1,), ("data",))
 READERS: dict[str, Callable[[Any], Any]] = {
     "in_types": lambda tree: sbp.jit(lambda x: x, ONE, in_types=tree),
@@ -168,7 +166,11 @@ READERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("tree", [ENDLESS, DEEP], ids=["endless", "deep"])
+@pytest.mark.parametrize(
+    "tree",
+    [ENDLESS, functools.reduce(lambda tree, _: [tree], range(600), 1.0)],
+    ids=["endless", "deep"],
+)
 @pytest.mark.parametrize("reader", READERS)
 def test_a_tree_that_contains_itself_is_refused_before_jax_sees_it(reader, tree):
     """After JAX has failed to flatten one, no Python function can be called any more."""

@@ -199,8 +199,7 @@ def test_an_axis_that_the_mesh_lacks():
 # ---- transformations ----------------------------------------------------------------------------
 
 
-def pins(graph):
-    return [n.params["pin"].type for n in graph.walk() if n.op == "sbp_annotate"]
+pins = lambda graph: [n.params["pin"].type for n in graph.walk() if n.op == "sbp_annotate"]
 
 
 def test_under_vmap_the_batch_dim_has_no_name():

@@ -124,8 +124,7 @@ def test_explicit_axes():
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
     layer = lambda w, x: jnp.tanh(x @ w)
 
-    def program(f):
-        return lambda w, x: (f(w, f(w, x)) ** 2).sum()
+    program = lambda f: lambda w, x: (f(w, f(w, x)) ** 2).sum()
 
     w = jnp.cos(jnp.arange(256.0)).reshape(16, 16)
     f = sbp.jit(layer, mesh)

@@ -328,8 +328,7 @@ def users_region(x: Any) -> Any:
     )(x)
 
 
-def _annotated(annotation: Any) -> Any:
-    return sbp.jit(annotation, GRID).plan(X)
+_annotated = lambda annotation: sbp.jit(annotation, GRID).plan(X)
 
 
 @pytest.mark.parametrize(

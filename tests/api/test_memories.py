@@ -36,8 +36,7 @@ MESH = mesh_of()
 ROWS = P("x")
 
 
-def on(kind, spec=ROWS, mesh=MESH):
-    return NamedSharding(mesh, spec, memory_kind=kind)
+on = lambda kind, spec=ROWS, mesh=MESH: NamedSharding(mesh, spec, memory_kind=kind)
 
 
 def arrays(mesh=MESH):

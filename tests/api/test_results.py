@@ -250,21 +250,21 @@ def counted_step(w, x):
     return w - 0.1 * (x.T @ jnp.tanh(x @ w)), (x @ w).sum()
 
 
-SETTING_CASES = [
-    ("NumPy", "NumPy", 8, AxisType.Auto, LOOP_TYPES, ()),
-    ("uncommitted", "uncommitted", 1, AxisType.Auto, LOOP_TYPES, (0,)),
-    ("uncommitted", "uncommitted", 8, AxisType.Auto, LOOP_TYPES, (0,)),
-    ("uncommitted", "uncommitted", 8, AxisType.Auto, None, (0,)),
-    ("uncommitted", "NumPy", 8, AxisType.Explicit, None, (0,)),
-    ("uncommitted", "split", 8, AxisType.Explicit, LOOP_TYPES, ()),
-    ("NumPy", "split", 8, AxisType.Auto, None, (0,)),
-    ("split", "whole", 8, AxisType.Auto, LOOP_TYPES, ()),
-    ("another device", "another device", 8, AxisType.Auto, LOOP_TYPES, (0,)),
-]
-
-
 @pytest.mark.filterwarnings("ignore:input-moved")
-@pytest.mark.parametrize(("w_at", "x_at", "devices", "axis", "types", "donated"), SETTING_CASES)
+@pytest.mark.parametrize(
+    ("w_at", "x_at", "devices", "axis", "types", "donated"),
+    [
+        ("NumPy", "NumPy", 8, AxisType.Auto, LOOP_TYPES, ()),
+        ("uncommitted", "uncommitted", 1, AxisType.Auto, LOOP_TYPES, (0,)),
+        ("uncommitted", "uncommitted", 8, AxisType.Auto, LOOP_TYPES, (0,)),
+        ("uncommitted", "uncommitted", 8, AxisType.Auto, None, (0,)),
+        ("uncommitted", "NumPy", 8, AxisType.Explicit, None, (0,)),
+        ("uncommitted", "split", 8, AxisType.Explicit, LOOP_TYPES, ()),
+        ("NumPy", "split", 8, AxisType.Auto, None, (0,)),
+        ("split", "whole", 8, AxisType.Auto, LOOP_TYPES, ()),
+        ("another device", "another device", 8, AxisType.Auto, LOOP_TYPES, (0,)),
+    ],
+)
 def test_a_loop_compiles_once(w_at, x_at, devices, axis, types, donated, compiled):
     mesh = jax.make_mesh((devices,), ("d",), axis_types=(axis,))
     rng = np.random.default_rng(0)

@@ -22,8 +22,7 @@ X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
 W = np.ones((8, 32), np.float32), np.ones((32, 8), np.float32)
 
 
-def loss(w, x):
-    return ((jnp.tanh(x @ w[0]) @ w[1] - x) ** 2).mean()
+loss = lambda w, x: ((jnp.tanh(x @ w[0]) @ w[1] - x) ** 2).mean()
 
 
 def step(w, x):
@@ -87,8 +86,7 @@ def other(w, x):
     return step(w, x * 2.0)
 
 
-def with_mesh(sizes, names=("x", "y")):
-    return {"mesh": sbp.make_mesh(sizes, names)}
+with_mesh = lambda sizes, names=("x", "y"): {"mesh": sbp.make_mesh(sizes, names)}
 
 
 WRONG = {

@@ -33,8 +33,7 @@ def written(folder, setting, losses, chrf, seconds=0.5):
     (workdir / "evaluation.json").write_text(json.dumps({"overall": {"systems": systems}}))
 
 
-def setting(layers, experts):
-    return Setting(corpus="phrases", layers=layers, experts=experts)
+setting = lambda layers, experts: Setting(corpus="phrases", layers=layers, experts=experts)
 
 
 @pytest.fixture

@@ -117,16 +117,14 @@ def on_one_device(name: str):
     return jax.jit(SMALL_STEPS[name].make(Mark()))(*arguments(name))
 
 
-def by_sbp(step: Step, mesh):
-    return dataclasses.replace(step, donate=()).planned(mesh)
+by_sbp = lambda step, mesh: dataclasses.replace(step, donate=()).planned(mesh)
 
 
 def by_marks(step: Step, mesh):
     return jax.jit(step.make(Mark(mesh)), in_shardings=shardings(mesh, step.in_specs))
 
 
-def by_hand(step: Step, mesh):
-    return jax.jit(step.mapped(mesh, step.in_specs, step.out_specs))
+by_hand = lambda step, mesh: jax.jit(step.mapped(mesh, step.in_specs, step.out_specs))
 
 
 CASES = [

@@ -43,8 +43,7 @@ def report(lines: list[str]) -> sbp.Report:
     return f.check(BIG, BIG)
 
 
-def notes(found: sbp.Report) -> list[tuple[str, tuple[str, ...]]]:
-    return [(d.title, d.notes) for d in found.diagnostics if d.severity == "note"]
+notes = lambda found: [(d.title, d.notes) for d in found.diagnostics if d.severity == "note"]
 
 
 @pytest.mark.parametrize(

@@ -190,8 +190,7 @@ def only_error(fn, *args):
     return found
 
 
-def line_of(fn, label):
-    return label.span.line - fn.__code__.co_firstlineno
+line_of = lambda fn, label: label.span.line - fn.__code__.co_firstlineno
 
 
 def test_an_annotation_in_a_backward_rule_has_its_own_line():
@@ -272,8 +271,7 @@ def accepted(number, kind, bytes_, seconds=1.0):
     return RankedHelp(help_, kind, seconds)
 
 
-def order(*found):
-    return [f.help.text for f in choose(found, 3)]
+order = lambda *found: [f.help.text for f in choose(found, 3)]
 
 
 def test_another_split_that_is_no_dearer_than_a_conversion_comes_first():

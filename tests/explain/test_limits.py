@@ -114,8 +114,7 @@ def test_prices_without_reuse_of_forward_conversions_say_so():
     def layer(x, w):
         return jnp.tanh(sbp.split(x, 0, "tensor") + sbp.split(w, 1, "tensor"))
 
-    def program(x, w):
-        return jax.grad(lambda x: (layer(x, w) ** 2).sum())(x)
+    program = lambda x, w: jax.grad(lambda x: (layer(x, w) ** 2).sum())(x)
 
     def said(fn, **limits):
         found = diagnosed(fn, (SQUARE, SQUARE), **limits)

@@ -29,20 +29,17 @@ X, W = (
 ROWS = ("model:S(1)", "model:S(0)")
 
 
-def loss(x, w):
-    return (jnp.tanh(x @ w) @ w.T).sum()
+loss = lambda x, w: (jnp.tanh(x @ w) @ w.T).sum()
 
 
-def step(x, w):
-    return jax.grad(loss, argnums=(0, 1))(x, w)
+step = lambda x, w: jax.grad(loss, argnums=(0, 1))(x, w)
 
 
 def looped(x, w):
     return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w) @ w.T, None), x, None, length=5)[0].sum()
 
 
-def trained(x, w):
-    return jax.grad(looped, argnums=(0, 1))(x, w)
+trained = lambda x, w: jax.grad(looped, argnums=(0, 1))(x, w)
 
 
 def deep(x, w):
@@ -242,10 +239,16 @@ def test_no_row_is_told_whose_kernel_the_policy_forbids(boxing):
     assert {r.inputs for r in found.rows} == {("S(1)", "S(0)"), ("B", "S(1)")}
 
 
-EACH = ({"dcn": "explicit", "model": "explicit"}, 'boxing={"dcn": "explicit", "model": "explicit"}')
-
-
-@pytest.mark.parametrize(("boxing", "told"), [("explicit", 'boxing="explicit"'), EACH])
+@pytest.mark.parametrize(
+    ("boxing", "told"),
+    [
+        ("explicit", 'boxing="explicit"'),
+        (
+            {"dcn": "explicit", "model": "explicit"},
+            'boxing={"dcn": "explicit", "model": "explicit"}',
+        ),
+    ],
+)
 def test_all_policies_are_told(boxing, told):
     """Where axes have their own, the one that the program has beside is not the whole of it."""
     types = (

@@ -453,8 +453,7 @@ FORBIDDEN = {
 }
 
 
-def needed(conversion):
-    return full_need_text(conversion.reason.need, ("result",))
+needed = lambda conversion: full_need_text(conversion.reason.need, ("result",))
 
 
 @pytest.mark.parametrize("line", list(FORBIDDEN))

@@ -35,8 +35,6 @@ def users_two(x: Any, n: Any) -> Any:
 
 
 PLAIN = sbp.jit(users_body, MESH)
-TYPED = sbp.jit(users_body, MESH, in_types=("data:S(0)",), out_types="data:S(0)")
-STATIC = sbp.jit(users_two, MESH, static_argnums=1)
 PLAN = PLAIN.plan(SHAPE)
 REPORT = PLAN.report()
 RUNS = sbp.jit(users_body, sbp.make_mesh((2,), ("data",)))
@@ -141,9 +139,6 @@ def _main(*args: Any, **kwargs: Any) -> None:
         cli.main(*args, **kwargs)
 
 
-_sharded = lambda x: jax.lax.psum(x, "data")
-
-
 CHECKED = jax.sharding.AbstractMesh(
     (2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
 )
@@ -152,10 +147,9 @@ CHECKED = jax.sharding.AbstractMesh(
 def users_sharded(x: Any) -> Any:
     """A program of the user's with a `shard_map`."""
     whole, split = jax.P(), jax.P("data")
-    return jax.shard_map(_sharded, mesh=CHECKED, in_specs=split, out_specs=whole)(x)
-
-
-_manual = lambda *args, **kwargs: sbp.manual(*args, **kwargs)(X)
+    return jax.shard_map(
+        lambda x: jax.lax.psum(x, "data"), mesh=CHECKED, in_specs=split, out_specs=whole
+    )(x)
 
 
 def _manual_inside(*args: Any, **kwargs: Any) -> Any:
@@ -179,9 +173,6 @@ def _jax_static(*args: Any, **options: Any) -> Any:
 
 
 _sbp_static = lambda *args, **options: sbp.jit(users_two, MESH, **options).plan(*args)
-
-
-_read = lambda *args, **kwargs: sbp.Padded.of(X, *args, **kwargs).full()
 
 
 _body = lambda x: x
@@ -256,7 +247,12 @@ def uses() -> tuple[Use, ...]:
         ),
         Use("registered", _registered, (["S(0) -> S(0)"],), {"even": True}),
         Use("unregister", _unregister, (OWN,)),
-        Use("manual", _manual, (_body, "data:S(0)", "data:S(0)"), {"padded": True}),
+        Use(
+            "manual",
+            lambda *args, **kwargs: sbp.manual(*args, **kwargs)(X),
+            (_body, "data:S(0)", "data:S(0)"),
+            {"padded": True},
+        ),
         Use("manual in jit", _manual_inside, (_body, ("data:S(0)",), TYPE), {"padded": False}),
         Use("manual call", sbp.manual(_body, "data:S(0)", "data:S(0)"), (X,)),
         Use("check_shard_map", sbp.check_shard_map, (users_sharded, X), {"mesh": CHECKED}),
@@ -271,10 +267,19 @@ def uses() -> tuple[Use, ...]:
         Use("jit(argnums)", _sbp_static, (X, 2), numbered, peer=_jax_static),
         Use("jit(argnames)", _sbp_static, (X, 2), names, peer=_jax_static),
         Use("plan of a call", PLAIN.plan, (X,), peer=jax.jit(users_body)),
-        Use("plan of a typed call", TYPED.plan, ({"a": [X]}["a"][0],)),
+        Use(
+            "plan of a typed call",
+            sbp.jit(users_body, MESH, in_types=("data:S(0)",), out_types="data:S(0)").plan,
+            ({"a": [X]}["a"][0],),
+        ),
         Use("check of a call", PLAIN.check, (X,)),
         Use("trace of a call", PLAIN.trace, (X,)),
-        Use("plan with a static", STATIC.plan, (X, 3), peer=jax.jit(users_two, static_argnums=1)),
+        Use(
+            "plan with a static",
+            sbp.jit(users_two, MESH, static_argnums=1).plan,
+            (X, 3),
+            peer=jax.jit(users_two, static_argnums=1),
+        ),
         Use("Plan call", RUNNING, (X,)),
         Use("Jitted call", RUNS, (X,), peer=jax.jit(users_body)),
         Use("Plan.why", PLAN.why, ("x",)),
@@ -315,7 +320,11 @@ def uses() -> tuple[Use, ...]:
         Use("Report.to_json", REPORT.to_json),
         Use("page.lines", REPORT.memory().lines, (80,)),
         Use("page.png", REPORT.memory().png, (1.5,)),
-        Use("Padded.full", _read, ("data:S(0)", RUNS.mesh)),
+        Use(
+            "Padded.full",
+            lambda *args, **kwargs: sbp.Padded.of(X, *args, **kwargs).full(),
+            ("data:S(0)", RUNS.mesh),
+        ),
         Use(
             "command line check",
             _main,

@@ -117,8 +117,7 @@ def test_generation_is_deterministic_and_languages_do_not_disturb_each_other(cor
     assert generate(dataclasses.replace(TRAIN, seed=1)).train != corpus.train
 
 
-def texts(pairs):
-    return {p.target for p in pairs} | {p.source for p in pairs}
+texts = lambda pairs: {p.target for p in pairs} | {p.source for p in pairs}
 
 
 @pytest.fixture(scope="module")

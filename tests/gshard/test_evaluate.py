@@ -274,8 +274,7 @@ def page_of(folder, lines, command):
     )
 
 
-def step_line(number, **values):
-    return json.dumps({"step": number, **values}).encode()
+step_line = lambda number, **values: json.dumps({"step": number, **values}).encode()
 
 
 def test_curves_go_through_the_numbers(tmp_path, command):

@@ -118,23 +118,6 @@ def test_what_tensor_parallelism_cannot_split_is_said():
     assert not undivided(parse_args(["--mesh", "data=3,expert=5"]))
 
 
-RUNS = [
-    ["--preset", "tiny-test"],
-    ["--preset", "tiny-mt-dense", "--mesh", "data=4,model=2", "--set", "zero=1", "--no-eval"],
-    [
-        "--set",
-        "optimizer=adamw",
-        "--set",
-        "weight_decay=0.1",
-        "--workdir",
-        'a "b" \\ é',
-        "--seed=3",
-    ],
-    ["--corpus", "catalogues", "--set", "learning_rate=1e-05", "--tensorboard", "--steps", "9"],
-    ["--data", "mine.tsv", "--eval-data", "theirs.tsv", "--set", "pack=true"],
-]
-
-
 def printed(argv, capsys):
     with pytest.raises(SystemExit) as ended:
         parse_args([*argv, "--print-config"])
@@ -142,7 +125,25 @@ def printed(argv, capsys):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argv", RUNS, ids=" ".join)
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--preset", "tiny-test"],
+        ["--preset", "tiny-mt-dense", "--mesh", "data=4,model=2", "--set", "zero=1", "--no-eval"],
+        [
+            "--set",
+            "optimizer=adamw",
+            "--set",
+            "weight_decay=0.1",
+            "--workdir",
+            'a "b" \\ é',
+            "--seed=3",
+        ],
+        ["--corpus", "catalogues", "--set", "learning_rate=1e-05", "--tensorboard", "--steps", "9"],
+        ["--data", "mine.tsv", "--eval-data", "theirs.tsv", "--set", "pack=true"],
+    ],
+    ids=" ".join,
+)
 def test_what_is_printed_reads_back_as_the_same_run(argv, tmp_path, capsys):
     file = tmp_path / "run.toml"
     file.write_text(printed(argv, capsys), "utf-8")

@@ -33,7 +33,6 @@ MESHES = {
     "8": jax.sharding.AbstractMesh((8,), ("x",)),
     "2x4": jax.sharding.AbstractMesh((2, 4), ("x", "y")),
 }
-POLICIES: tuple[Policy, ...] = ("auto", "reduce", "explicit")
 
 
 def traced(fn, args, mesh, in_types=None, out_types=None, boxing: Policy = "auto") -> Request:
@@ -150,7 +149,7 @@ def seeded(seed: int, mesh: str, boxing: Policy) -> Request:
 
 
 @pytest.mark.parametrize("mesh", sorted(MESHES))
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ("auto", "reduce", "explicit"))
 def test_verdict_is_the_choosers(policy, mesh):
     outcomes = {"sat": 0, "unsat": 0}
     for seed in range(60):
@@ -339,9 +338,6 @@ def test_certify_looks_at_all_axes_together():
 # since the plan is dearer than the plan from the sound walk.
 
 
-F32 = jnp.float32
-
-
 def program(x, w, c, flag):
     """A scan with constant, carry, slices and stacked results; a cond; a while; an annotation."""
 
@@ -361,7 +357,9 @@ def program(x, w, c, flag):
 
 def asked(hardware: Hardware | None) -> Request:
     shapes = [(6, 32, 64), (64, 64), (32, 64)]
-    args = [jax.ShapeDtypeStruct(s, F32) for s in shapes] + [jax.ShapeDtypeStruct((), jnp.bool_)]
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes] + [
+        jax.ShapeDtypeStruct((), jnp.bool_)
+    ]
     spec = mesh_spec(jax.sharding.AbstractMesh((4,), ("x",)), hardware)
     graph, _ = trace(program, args)
     split = from_type(sbp.parse("x:S(1)"), spec)
@@ -410,10 +408,8 @@ def judged(request: Request) -> float:
 
 # ---- mutations ----------------------------------------------------------------------------------
 
-Change = Callable[[Edge], Edge | None]
 
-
-def edges(flow: Flow, change: Change) -> Flow:
+def edges(flow: Flow, change: Callable[[Edge], Edge | None]) -> Flow:
     return dataclasses.replace(
         flow, edges=tuple(new for e in flow.edges if (new := change(e)) is not None)
     )
@@ -485,12 +481,10 @@ def swapped(flow: Flow) -> Flow:
     return dataclasses.replace(flow, makers=makers)
 
 
-def _enters(e: Edge, kind: str) -> bool:
-    return e.entry is not None and e.entry.kind == kind
+_enters = lambda e, kind: e.entry is not None and e.entry.kind == kind
 
 
-def _leaves(e: Edge, kind: str) -> bool:
-    return e.exit is not None and e.exit.kind == kind
+_leaves = lambda e, kind: e.exit is not None and e.exit.kind == kind
 
 
 MUTATIONS: dict[str, Callable[[Flow], Flow]] = {

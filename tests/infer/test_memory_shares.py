@@ -29,8 +29,7 @@ def planned(fn, *args, mesh=None, hardware: Any = "tpu-v5e", types=None):
     return sbp.jit(fn, mesh, hardware=hardware, in_types=types).plan(*args).program
 
 
-def seconds(fn, *args, hardware="tpu-v5e"):
-    return planned(fn, *args, hardware=hardware).cost.seconds
+seconds = lambda fn, *args, hardware="tpu-v5e": planned(fn, *args, hardware=hardware).cost.seconds
 
 
 loss = lambda w, x: jnp.sum(x @ w)
@@ -149,8 +148,7 @@ def test_an_annotation_is_free():
 
 @pytest.mark.parametrize("lay", [lambda w: w.T.T, lambda w: w.reshape(-1).reshape(w.shape)])
 def test_a_layout_of_a_slice_is_read_once(lay):
-    def layers(lay):
-        return lambda x, w: jax.lax.scan(lambda h, w: (h @ lay(w), None), x, w)[0]
+    layers = lambda lay: lambda x, w: jax.lax.scan(lambda h, w: (h @ lay(w), None), x, w)[0]
 
     x, w = aval(64, WIDTH), aval(8, WIDTH, WIDTH)
     plain, laid = (seconds(layers(lay), x, w) for lay in (lambda w: w, lay))

@@ -26,8 +26,7 @@ def file(tmp_path_factory):
     return path
 
 
-def mesh():
-    return sbp.make_mesh(tuple(AXES.values()), tuple(AXES))
+mesh = lambda: sbp.make_mesh(tuple(AXES.values()), tuple(AXES))
 
 
 def test_every_collective_on_every_set_of_axes_is_measured(file):

@@ -102,21 +102,22 @@ def busiest_link(mesh, positions):
     return max(loads.values())
 
 
-TORI = [
-    ("tpu-v5e", {"d": 4}),
-    ("tpu-v5e", {"d": 64}),
-    ("tpu-v5e", {"d": 32}),
-    ("tpu-v5e", {"d": 256}),
-    ("tpu-v5e", {"x": 8, "y": 8}),
-    ("tpu-v5e", {"x": 2, "y": 16}),
-    ("tpu-v5e", {"x": 4, "y": 4, "z": 4}),
-    ("tpu-v5p", {"d": 64}),
-    ("tpu-v5p", {"x": 4, "y": 16}),
-    ("tpu-v5p", {"x": 8, "y": 8}),
-]
-
-
-@pytest.mark.parametrize(("name", "sizes"), TORI, ids=str)
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("tpu-v5e", {"d": 4}),
+        ("tpu-v5e", {"d": 64}),
+        ("tpu-v5e", {"d": 32}),
+        ("tpu-v5e", {"d": 256}),
+        ("tpu-v5e", {"x": 8, "y": 8}),
+        ("tpu-v5e", {"x": 2, "y": 16}),
+        ("tpu-v5e", {"x": 4, "y": 4, "z": 4}),
+        ("tpu-v5p", {"d": 64}),
+        ("tpu-v5p", {"x": 4, "y": 16}),
+        ("tpu-v5p", {"x": 8, "y": 8}),
+    ],
+    ids=str,
+)
 def test_the_fullest_link_holds_up_an_all_to_all(name, sizes):
     mesh = spec(name, **sizes)
     for count in range(1, len(sizes) + 1):

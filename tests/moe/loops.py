@@ -96,12 +96,10 @@ def over_chosen(values, chosen, share):
     return weights
 
 
-def divided(v):
-    return v / v.sum()
+divided = lambda v: v / v.sum()
 
 
-def softmaxes(rows):
-    return np.stack([softmax(row) for row in rows])
+softmaxes = lambda rows: np.stack([softmax(row) for row in rows])
 
 
 def top2(logits, mask, capacity, rnd=None, counter="lingvo", normalise="before"):

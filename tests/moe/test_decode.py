@@ -167,14 +167,17 @@ VARIANTS = [
     {"router": "sigmoid", "experts_per_token": 3, "expert_activation": "swiglu"},
     {"router": "top_k", "experts_per_token": 1, "shared_experts": 1},
 ]
-SEARCHES = [
-    *itertools.product(sliced(MESHES, 0.25, laws=0.5), (False, True), [{}]),
-    *(((("expert", 2),), False, variant) for variant in sliced(VARIANTS, 0.3, laws=0.5)),
-]
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize(("mesh", "reorder", "variant"), SEARCHES, ids=str)
+@pytest.mark.parametrize(
+    ("mesh", "reorder", "variant"),
+    [
+        *itertools.product(sliced(MESHES, 0.25, laws=0.5), (False, True), [{}]),
+        *(((("expert", 2),), False, variant) for variant in sliced(VARIANTS, 0.3, laws=0.5)),
+    ],
+    ids=str,
+)
 def test_beams_on_a_mesh_equal_a_search_without_a_cache(mesh, reorder, variant):
     """`make laws` takes half of the meshes, and half of the variants."""
     cfg, params, source, logs = prepared(**variant)
@@ -308,16 +311,23 @@ def test_decoding_with_a_cache_equals_decoding_without(params, logits_of_row, re
 
 
 DENSE_SLOTS = {"dispatch": "einsum", "eval_capacity_factor_per_choice": 4.0}  # none is dropped
-DECODER_MESHES = [
-    ((("data", 2), ("expert", 2)), {}),
-    ((("expert", 4),), {"moe_every": 2}),
-    ((("model", 2),), DENSE_SLOTS),
-    ((("data", 2), ("model", 2)), {"kv_heads": 1, "position": "sinusoidal", "experts": 0}),
-]
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize(("axes", "options"), sliced(DECODER_MESHES, 0.25, seed=4), ids=str)
+@pytest.mark.parametrize(
+    ("axes", "options"),
+    sliced(
+        [
+            ((("data", 2), ("expert", 2)), {}),
+            ((("expert", 4),), {"moe_every": 2}),
+            ((("model", 2),), DENSE_SLOTS),
+            ((("data", 2), ("model", 2)), {"kv_heads": 1, "position": "sinusoidal", "experts": 0}),
+        ],
+        0.25,
+        seed=4,
+    ),
+    ids=str,
+)
 def test_packed_rows_on_a_mesh_equal_a_row_for_each_pair(params, axes, options):
     apart = random_batch(dataclasses.replace(DECODER, source_length=4, target_length=4))
     source, target = (

@@ -32,11 +32,8 @@ from tests.same import assert_close
 
 MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
 MIXED = dataclasses.replace(MODEL, dtype="bfloat16")
-AXES = (("data", 2), ("expert", 4))
 
-
-def planned(train, model=MODEL):
-    return planned_step(model, train, AXES)
+planned = lambda train, model=MODEL: planned_step(model, train, (("data", 2), ("expert", 4)))
 
 
 def poisoned(state, expert, value):
@@ -153,8 +150,7 @@ def test_adamw_is_optaxs():
         np.testing.assert_allclose(np.asarray(a)[clear], np.asarray(b)[clear], rtol=1e-4, atol=1e-6)
 
 
-def dtypes(tree):
-    return {str(leaf.dtype) for leaf in jax.tree.leaves(tree)}
+dtypes = lambda tree: {str(leaf.dtype) for leaf in jax.tree.leaves(tree)}
 
 
 @pytest.mark.parametrize(

@@ -505,8 +505,7 @@ def test_a_partitioned_callback_sees_the_shards_of_its_process():
 def test_a_pure_callback():
     mesh = mesh_of("8")
 
-    def fn(x):
-        return jax.pure_callback(lambda v: np.asarray(v) * 2, jax.typeof(x), x).sum(0)
+    fn = lambda x: jax.pure_callback(lambda v: np.asarray(v) * 2, jax.typeof(x), x).sum(0)
 
     assert_shards(sbp.jit(fn, mesh, in_types="data:S(0)")(put(X, mesh, "data")), X.sum(0) * 2)
 

@@ -18,7 +18,7 @@ from jax import lax
 
 import sbp
 from sbp.plan.certificate import certificate
-from tests.cases import descent
+from tests.cases import descent, shape as f32
 from tests.plan.test_saved import rematerialised
 
 CHECKER = Path(__file__).parents[2] / "tools" / "certify.py"
@@ -78,10 +78,6 @@ def experts(params, x):
 def classifier(params, x, labels):
     log_p = jax.nn.log_softmax(x @ params["a"])
     return -jnp.take_along_axis(log_p, labels[:, None], -1).mean()
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, "float32")
 
 
 HEADS = {"q": f32(64, 8, 16), "k": f32(64, 8, 16), "v": f32(64, 8, 16), "o": f32(8, 16, 64)}

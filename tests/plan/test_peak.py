@@ -69,10 +69,6 @@ def padded_sum(x, w):
     return lax.pad(jnp.exp(y) + jnp.exp(-y), 0.0, ((0, 0, 0), (256, 0, 0))) @ w
 
 
-def scattered(x, places):
-    return jnp.sum(jnp.zeros_like(x).at[places].add(jnp.sin(x)).sort(), 0)
-
-
 LABELS = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
 HALF = [jax.ShapeDtypeStruct(a.shape, jnp.bfloat16) for a in (X, SQUARE)]
 WHOLE = 4  # the whole array on each device
@@ -111,7 +107,13 @@ STORED = {
         1.5 * 4,
     ),
     # Many rows go to each place: zeros are stored, and added to in place.
-    "a scatter": (scattered, (X, LABELS), "B", 0, 2.5 * WHOLE),
+    "a scatter": (
+        lambda x, places: jnp.sum(jnp.zeros_like(x).at[places].add(jnp.sin(x)).sort(), 0),
+        (X, LABELS),
+        "B",
+        0,
+        2.5 * WHOLE,
+    ),
     # The carry, which the loop takes over, and inside of it a sort with its two copies.
     "a loop's carry": (
         lambda x: lax.sort(lax.fori_loop(0, 9, lambda _, c: lax.sort(c), lax.sort(x))),

@@ -159,8 +159,7 @@ def unrolled(weights, x):
     return x
 
 
-def step(model):
-    return descent(lambda w, x: (model(w, x) ** 2).mean())
+step = lambda model: descent(lambda w, x: (model(w, x) ** 2).mean())
 
 
 ARGUMENTS = (f32(3, 1024, 4096), f32(3, 4096, 1024)), f32(256, 1024)

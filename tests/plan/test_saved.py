@@ -60,8 +60,7 @@ def test_a_saved_plan_is_the_plan_again(programs):
         assert SavedPlan.of(again) == saved, "saving is the same a second time"
 
 
-def changed(saved, **fields):
-    return SavedPlan.loads(dataclasses.replace(saved, **fields).dumps())
+changed = lambda saved, **fields: SavedPlan.loads(dataclasses.replace(saved, **fields).dumps())
 
 
 EDITS = (
@@ -126,8 +125,7 @@ def test_removed_conversions_have_to_be_repeats(programs):
 ROW, GRID = sbp.make_mesh((8,), ("d",)), sbp.make_mesh((2, 4), ("x", "y"))
 
 
-def numbers(*shape):
-    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+numbers = lambda *shape: np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
 def reduced(x, w):
@@ -230,8 +228,7 @@ MESH = jax.sharding.AbstractMesh((4,), ("x",))
 X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 
 
-def digests_of(fn, *args):
-    return digests(sbp.jit(fn, MESH).trace(*(args or (X,))).request.graph)
+digests_of = lambda fn, *args: digests(sbp.jit(fn, MESH).trace(*(args or (X,))).request.graph)
 
 
 def test_equal_programs_have_equal_digests():

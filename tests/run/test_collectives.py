@@ -114,8 +114,7 @@ def test_gradient_accumulation_reduces_once_after_the_loop():
 # brought, and the plan counts it.
 
 
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+normal = lambda *shape, seed=0: np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def conv(window, strides=(1, 1), padding: Any = "SAME", **options):

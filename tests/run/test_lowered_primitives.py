@@ -53,8 +53,7 @@ def test_their_functions_are_split():
 
 @pytest.mark.parametrize("shape", [(16, 8), (5, 3)])
 def test_they_compute_what_one_device_does(shape):
-    def f(x):
-        return shifted.bind(x), *pair.bind(x, like=jax.eval_shape(lambda: x))
+    f = lambda x: (shifted.bind(x), *pair.bind(x, like=jax.eval_shape(lambda: x)))
 
     x = jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
     assert_close(sbp.jit(f, sbp.make_mesh((2, 4), ("x", "y")))(x), f(x), rtol=1e-5, atol=1e-5)
@@ -86,8 +85,7 @@ def partitioned(function):
     return found
 
 
-def projected(x, w):
-    return jnp.tanh(x / jnp.linalg.norm(x, axis=1, keepdims=True)) @ w
+projected = lambda x, w: jnp.tanh(x / jnp.linalg.norm(x, axis=1, keepdims=True)) @ w
 
 
 @pytest.mark.parametrize("function", [projected, lambda x, w: x @ w])
@@ -102,8 +100,7 @@ def test_partitioned_functions_are_split(function):
 # ---- sharding rules ------------------------------------------------------------------------------
 
 
-def line():
-    return sbp.make_mesh((8,), ("data",))
+line = lambda: sbp.make_mesh((8,), ("data",))
 
 
 def opaque(function):

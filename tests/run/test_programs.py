@@ -81,10 +81,11 @@ def wanted_draws(new_style: bool, rows: int):
     return jax.jit(draws)(key, jnp.ones((rows, 6)))
 
 
-DRAWS = list(itertools.product(MESHES, (True, False), (16, 13)))
-
-
-@pytest.mark.parametrize(("shape", "new_style", "rows"), sliced(DRAWS, 1 / 2), ids=str)
+@pytest.mark.parametrize(
+    ("shape", "new_style", "rows"),
+    sliced(list(itertools.product(MESHES, (True, False), (16, 13))), 1 / 2),
+    ids=str,
+)
 def test_draws(shape, new_style, rows):
     names = NAMES[: len(shape)]
     key = jax.random.key(7) if new_style else jax.random.PRNGKey(7)
@@ -107,10 +108,11 @@ def test_draws(shape, new_style, rows):
         )
 
 
-KEYS = list(itertools.product(MESHES, ("rbg", "unsafe_rbg"), (16, 13)))
-
-
-@pytest.mark.parametrize(("shape", "impl", "count"), sliced(KEYS, 1 / 2), ids=str)
+@pytest.mark.parametrize(
+    ("shape", "impl", "count"),
+    sliced(list(itertools.product(MESHES, ("rbg", "unsafe_rbg"), (16, 13))), 1 / 2),
+    ids=str,
+)
 def test_draws_of_a_batch_of_keys_of_hardware_generators_split(shape, impl, count):
     """The draws of all keys are one stream: each device computes its piece, bit for bit."""
     names = NAMES[: len(shape)]

@@ -21,8 +21,7 @@ NOTHING_ELSE = [
 ]
 
 
-def shifted(new, x):
-    return jnp.concatenate([new, x[:-1]])
+shifted = lambda new, x: jnp.concatenate([new, x[:-1]])
 
 
 def permutes(plan: sbp.Plan) -> list[float]:

@@ -19,13 +19,10 @@ from sbp.trace.collectives import evaluate
 from sbp.trace.graph import Graph
 from tests.trace.test_joins import assert_same_values, graph_of, ops
 
-
-def recurrence(p: Any, q: Any) -> Any:
-    return p[0] * q[0], q[0] * p[1] + q[1]
+recurrence = lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1])
 
 
-def gated(p: Any, q: Any) -> Any:
-    return p[0] * q[0], q[0][:, None] * p[1] + q[1]
+gated = lambda p, q: (p[0] * q[0], q[0][:, None] * p[1] + q[1])
 
 
 def largest(p: Any, q: Any) -> Any:
@@ -33,23 +30,19 @@ def largest(p: Any, q: Any) -> Any:
     return jnp.where(later, q[0], p[0]), jnp.where(later, q[1], p[1])
 
 
-def product(p: Any, q: Any) -> Any:
-    return jnp.einsum("lij,ljk->lik", q, p)
+product = lambda p, q: jnp.einsum("lij,ljk->lik", q, p)
 
 
 TOLERANCE = 2e-5
 
 
-def drawn(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+drawn = lambda *shape, seed=0: np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def pair(length: int, width: int = 4) -> tuple[Any, Any]:
-    return drawn(length, width), drawn(length, width, seed=1)
+pair = lambda length, width=4: (drawn(length, width), drawn(length, width, seed=1))
 
 
-def scanned(a: Any, b: Any, **options: Any) -> Any:
-    return lax.associative_scan(recurrence, (a, b), **options)
+scanned = lambda a, b, **options: lax.associative_scan(recurrence, (a, b), **options)
 
 
 def gradient(a: Any, b: Any, **options: Any) -> Any:
@@ -197,8 +190,7 @@ def test_keys_stay(kind: str):
 # ---- reversals ----------------------------------------------------------------------------------
 
 
-def flip(x: Any) -> Any:
-    return jnp.flip(x, 0)
+flip = lambda x: jnp.flip(x, 0)
 
 
 def advantages(reward: Any, value: Any) -> Any:
@@ -248,8 +240,7 @@ LEFT: dict[str, tuple[Callable[..., Any], int]] = {
 """Programs with the reversals that are left."""
 
 
-def mirrored(fn: Callable[..., Any], args: tuple[Any, ...]) -> Graph:
-    return with_mirrors(with_alignment(graph_of(fn, args)))
+mirrored = lambda fn, args: with_mirrors(with_alignment(graph_of(fn, args)))
 
 
 @pytest.mark.parametrize(

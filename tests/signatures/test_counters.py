@@ -12,17 +12,6 @@ import sbp
 from sbp.signatures.families.random import counters, words
 from sbp.signatures.laws.oracle import Oracle
 
-SHARDS = [
-    # shape of the shard, of the whole array, and where the shard starts
-    ((3, 5), (8, 2**31), (5, 2**31 - 5)),
-    ((3, 5), (2**31 - 1, 2**31 - 1), (2**31 - 4, 2**31 - 6)),
-    ((2, 3, 2, 5), (2048, 16, 2**17, 2**16), (2046, 13, 2**17 - 2, 2**16 - 5)),
-    ((2, 4), (2**16, 2**16), (2**16 - 2, 2**16 - 4)),
-    ((2, 4), (2**16, 2**16 + 1), (2**16 - 2, 2**16 - 3)),
-    ((2, 3), (7, 11), (3, 8)),
-    ((4,), (2**31 + 10,), (2**31 + 6,)),
-]
-
 
 def words_of(shape, whole, offsets):
     """The counters as Python integers."""
@@ -46,7 +35,19 @@ def iota_2x32_primitive():
     return found
 
 
-@pytest.mark.parametrize(("shape", "whole", "offsets"), SHARDS)
+@pytest.mark.parametrize(
+    ("shape", "whole", "offsets"),
+    [
+        # shape of the shard, of the whole array, and where the shard starts
+        ((3, 5), (8, 2**31), (5, 2**31 - 5)),
+        ((3, 5), (2**31 - 1, 2**31 - 1), (2**31 - 4, 2**31 - 6)),
+        ((2, 3, 2, 5), (2048, 16, 2**17, 2**16), (2046, 13, 2**17 - 2, 2**16 - 5)),
+        ((2, 4), (2**16, 2**16), (2**16 - 2, 2**16 - 4)),
+        ((2, 4), (2**16, 2**16 + 1), (2**16 - 2, 2**16 - 3)),
+        ((2, 3), (7, 11), (3, 8)),
+        ((4,), (2**31 + 10,), (2**31 + 6,)),
+    ],
+)
 def test_a_shard_counts_as_python_integers_do(shape, whole, offsets):
     want = np.array(words_of(shape, whole, offsets)).astype(np.uint32)
     np.testing.assert_array_equal(counters(shape, whole, offsets), want)

@@ -179,8 +179,7 @@ def test_rows_over_two_axes_hold(name: str, sizes: tuple[int, ...]):
             assert not oracle.refute(layout, rng), f"{name} {eqn.op.params}\n{layout}"
 
 
-def layouts_of(name: str, case: int, sizes: tuple[int, ...]) -> list[OpTypes]:
-    return nd_layouts(equation(name, *CASES[name][case]), sizes)
+layouts_of = lambda name, case, sizes: nd_layouts(equation(name, *CASES[name][case]), sizes)
 
 
 def test_a_reshape_is_typed_axis_by_axis():

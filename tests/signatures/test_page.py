@@ -194,8 +194,7 @@ def _passed(row: Row):
         yield f"{source} → {'S' if _splits(row) else 'B'}"
 
 
-def _splits(row: Row) -> bool:
-    return any(isinstance(a, Split) for a in (*row.ins, *row.outs))
+_splits = lambda row: any(isinstance(a, Split) for a in (*row.ins, *row.outs))
 
 
 def _is_uneven(op: Op) -> bool:
@@ -224,8 +223,7 @@ def _item(text: str) -> str:
     return textwrap.fill(f"* {text}", 100, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _line(cells) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+_line = lambda cells: "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def test_the_page_is_what_the_rules_yield():

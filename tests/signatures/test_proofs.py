@@ -34,8 +34,7 @@ from sbp.types import MONOIDS, B, P
 PMAX = P("max")
 
 
-def op_of(name: str, sample: int = 0, n: int = 2) -> Op:
-    return on(equations(name, SAMPLES[name])[sample], n)
+op_of = lambda name, sample=0, n=2: on(equations(name, SAMPLES[name])[sample], n)
 
 
 def status(op: Op) -> dict[Row, Status]:
@@ -141,10 +140,11 @@ def test_a_monotone_function_has_to_be_monotone():
 # kernel names its theorem.
 
 
-STATED = [(name, n) for name, (_, sizes) in sorted(INDEX_THEOREMS.items()) for n in sizes]
-
-
-@pytest.mark.parametrize(("name", "n"), STATED, ids=lambda x: str(x))
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [(name, n) for name, (_, sizes) in sorted(INDEX_THEOREMS.items()) for n in sizes],
+    ids=lambda x: str(x),
+)
 def test_theorems_hold(name: str, n: int):
     state, _ = INDEX_THEOREMS[name]
     assert decide(state(n)) == "proved"

@@ -423,8 +423,7 @@ X = (np.random.default_rng(0).integers(-16, 16, (8, 16)) / 4).astype(np.float32)
 W = (np.random.default_rng(1).integers(-16, 16, (16, 8)) / 4).astype(np.float32)
 
 
-def doubled(x: jax.Array) -> jax.Array:
-    return doubled_p.bind(x)
+doubled = lambda x: doubled_p.bind(x)
 
 
 @contextmanager

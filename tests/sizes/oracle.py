@@ -17,8 +17,7 @@ from tests.cases import shape as f32
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 
 
-def dims(text, *constraints):
-    return jax.export.symbolic_shape(text, constraints=constraints)
+dims = lambda text, *constraints: jax.export.symbolic_shape(text, constraints=constraints)
 
 
 def nodes_of(graph):
@@ -97,8 +96,7 @@ W = {"a": f32(16, 32), "b": f32(32, 4)}
 TP = {"a": "model:S(1)", "b": "model:S(0)"}
 
 
-def mlp(w, x):
-    return jnp.maximum(x @ w["a"], 0) @ w["b"]
+mlp = lambda w, x: jnp.maximum(x @ w["a"], 0) @ w["b"]
 
 
 def sized(jitted, *args) -> SizedReport:

@@ -26,16 +26,8 @@ def microbatches(w, x, y):
     )
 
 
-def split_in_rows(x):
-    return jnp.tanh(x.reshape(6, -1, 16)) * 2
-
-
 def split_in_columns(x):
     return jnp.tanh(x.reshape(-1, 3, 16)).sum(1)
-
-
-def merged(x):
-    return sbp.split(jnp.tanh(x.reshape(-1, 16)), 0, "data") + 1
 
 
 def joined(x, y):
@@ -45,14 +37,6 @@ def joined(x, y):
 def halves(x):
     n = x.shape[0] // 2
     return jax.lax.slice_in_dim(x, 0, n) + jax.lax.slice_in_dim(x, n, 2 * n)
-
-
-def shifted(x):
-    return jax.lax.slice_in_dim(sbp.split(x, 0, "data"), 1, x.shape[0]) * 2
-
-
-def rolled(x):
-    return jnp.cumsum(sbp.split(x, 0, "model"), axis=0)
 
 
 def tokens_merged(x, w):
@@ -69,10 +53,6 @@ def carried(x):
     return jax.lax.scan(
         lambda c, _: (jnp.sin(sbp.split(c, 0, "model")), c.sum()), x, None, length=3
     )
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
 def case(name, fn, shapes, *constraints, holds="every", **options):
@@ -119,7 +99,12 @@ ONE = [
         lambda b: (W, f32(4 * b, 16), f32(4 * b, 4)),
         in_types=(TP, None, None),
     ),
-    case("rows", split_in_rows, lambda b: (f32(6 * b, 16),), in_types=("data:S(0)",)),
+    case(
+        "rows",
+        lambda x: jnp.tanh(x.reshape(6, -1, 16)) * 2,
+        lambda b: (f32(6 * b, 16),),
+        in_types=("data:S(0)",),
+    ),
     case(
         "columns",
         split_in_columns,
@@ -138,7 +123,7 @@ ONE = [
     ),
     case(
         "merged",
-        merged,
+        lambda x: sbp.split(jnp.tanh(x.reshape(-1, 16)), 0, "data") + 1,
         lambda b: (f32(b, 3, 16),),
         in_types=("data:S(0)",),
         holds="mod(b, 8) == 0",
@@ -167,7 +152,7 @@ ONE = [
     ),
     case(
         "shifted",
-        shifted,
+        lambda x: jax.lax.slice_in_dim(sbp.split(x, 0, "data"), 1, x.shape[0]) * 2,
         lambda b: (f32(b + 1, 8),),
         in_types=("B",),
         out_types="B",
@@ -175,7 +160,7 @@ ONE = [
     ),
     case(
         "rolled",
-        rolled,
+        lambda x: jnp.cumsum(sbp.split(x, 0, "model"), axis=0),
         lambda b: (f32(b, 8),),
         in_types=("model:S(0)",),
         out_types="B",
@@ -192,7 +177,7 @@ ONE = [
     case(
         "looked-up",
         lambda table, tokens: table[tokens] @ jnp.ones((16, 8)),
-        lambda b: (f32(32, 16), i32(b)),
+        lambda b: (f32(32, 16), jax.ShapeDtypeStruct((b,), jnp.int32)),
         in_types=("model:S(0)", "data:S(0)"),
         holds="mod(b, 8) == 0",
     ),
@@ -297,10 +282,6 @@ def test_microbatches_of_any_number_and_size():
         jitted.plan(f32(16, 32), f32(16, 16))  # it closes over m and k
 
 
-def moved_rows(x):
-    return sbp.split(sbp.split(x, 0, "data").reshape(-1, 3, 16) * 2, 0, "data")
-
-
 @pytest.mark.parametrize(
     "boxing,holds",
     [
@@ -313,6 +294,7 @@ def moved_rows(x):
 def test_policies_of_axes_are_kept(boxing, holds):
     """A reshape whose rows do not divide moves elements, where the policy of the axis lets it."""
     shapes = lambda b: (f32(3 * b, 16),)
+    moved_rows = lambda x: sbp.split(sbp.split(x, 0, "data").reshape(-1, 3, 16) * 2, 0, "data")
     jitted, report = check(
         moved_rows, shapes, (), {"in_types": ("B",), "out_types": "B", "boxing": boxing}
     )

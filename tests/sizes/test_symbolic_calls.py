@@ -161,12 +161,10 @@ def test_one_scope_for_several_inputs():
     assert report.sizes.holds_at(b=8) is True and report.sizes.holds_at(b=4) is None
 
 
-def doubled(x):
-    return x * 2
+doubled = lambda x: x * 2
 
 
-def joined(x, y):
-    return jnp.concatenate([x, y]).reshape(8, 2)
+joined = lambda x, y: jnp.concatenate([x, y]).reshape(8, 2)
 
 
 @pytest.mark.parametrize(
@@ -234,12 +232,10 @@ def test_a_copy_of_a_sized_call_is_traced_anew():
 # Two symbolic sizes that a program takes for one: the help makes them equal.
 
 
-def added(x, y):
-    return jnp.tanh(x) + y
+added = lambda x, y: jnp.tanh(x) + y
 
 
-def multiplied(x, w):
-    return jnp.exp(x) @ w
+multiplied = lambda x, w: jnp.exp(x) @ w
 
 
 @pytest.mark.parametrize(

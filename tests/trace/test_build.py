@@ -37,8 +37,7 @@ from tests.signatures.calls import primitives
 SHAPE = jax.ShapeDtypeStruct((8,), jnp.float32)
 
 
-def by_platform(x):
-    return jax.lax.platform_dependent(x, cpu=jnp.sin, tpu=jnp.cos, default=jnp.tan)
+by_platform = lambda x: jax.lax.platform_dependent(x, cpu=jnp.sin, tpu=jnp.cos, default=jnp.tan)
 
 
 @pytest.mark.parametrize(
@@ -216,12 +215,10 @@ def row(x):
     return constrain(jnp.sin(x), NamedSharding(AUTO, PartitionSpec(None)))
 
 
-def looped(turn):
-    return lambda x: lax.scan(lambda c, _: (turn(c), None), x, None, length=3)[0]
+looped = lambda turn: lambda x: lax.scan(lambda c, _: (turn(c), None), x, None, length=3)[0]
 
 
-def total(fn):
-    return lambda x: fn(x).sum()
+total = lambda fn: lambda x: fn(x).sum()
 
 
 def of_a_gradient(x):
@@ -608,8 +605,7 @@ def test_devices_agree_on_one_bit_a_trip() -> None:
     assert 0 < f.plan(jax.ShapeDtypeStruct((2**24,), jnp.float32)).cost.bytes_per_device < 1024
 
 
-def over_batch(fn: Callable[..., Any], axis: str = "batch") -> Callable[..., Any]:
-    return jax.vmap(fn, axis_name=axis)
+over_batch = lambda fn, axis="batch": jax.vmap(fn, axis_name=axis)
 
 
 BATCH = np.arange(7 * 8, dtype=np.float32).reshape(8, 7) / 8

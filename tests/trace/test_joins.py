@@ -51,12 +51,10 @@ def squares(fn: Callable[..., Any]) -> Callable[..., Any]:
     return jax.grad(lambda *args: jnp.sum(fn(*args) ** 2))
 
 
-def shifted(x: Any, new: Any) -> Any:
-    return jnp.concatenate([new, x[:-1]])
+shifted = lambda x, new: jnp.concatenate([new, x[:-1]])
 
 
-def looped(x: Any) -> Any:
-    return lax.scan(lambda c, _: (jnp.roll(c, 1, 0) * 2, None), x, length=3)[0]
+looped = lambda x: lax.scan(lambda c, _: (jnp.roll(c, 1, 0) * 2, None), x, length=3)[0]
 
 
 JOINED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
@@ -102,8 +100,7 @@ def test_apart(case: str):
     assert_same_values(graph, fn, args)
 
 
-def padded(x: Any) -> Any:
-    return jnp.pad(x, ((1, 1), (0, 0)))
+padded = lambda x: jnp.pad(x, ((1, 1), (0, 0)))
 
 
 def halves(x: Any, sizes: tuple[int, int]) -> Any:
@@ -350,12 +347,10 @@ def convolved(x: Any, w: Any, padding: Any = "VALID", **options: Any) -> Any:
     return lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=dims, **options)
 
 
-def bordered(x: Any, value: float = 0.0) -> Any:
-    return jnp.pad(x, ((0, 0), (1, 1), (2, 0), (0, 0)), constant_values=value)
+bordered = lambda x, value=0.0: jnp.pad(x, ((0, 0), (1, 1), (2, 0), (0, 0)), constant_values=value)
 
 
-def holed(x: Any) -> Any:
-    return lax.pad(x, np.float32(0), ((0, 0, 0), (1, 2, 1), (0, 1, 2), (0, 0, 0)))
+holed = lambda x: lax.pad(x, np.float32(0), ((0, 0, 0), (1, 2, 1), (0, 1, 2), (0, 0, 0)))
 
 
 def cut_with_metadata(x: Any) -> Any:
