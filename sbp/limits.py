@@ -21,6 +21,9 @@ Policy = Literal["auto", "reduce", "explicit"]
 """Which conversions sbp may insert: `auto` any, `reduce` only those from P, `explicit` none that
 moves data, except at annotations and where arrays enter and leave the plan."""
 
+Remat = Literal["auto", "never"]
+"""Whether the backward pass may make values again where no other plan fits a memory limit."""
+
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 Collective = Literal["all_gather", "all_reduce", "reduce_scatter", "all_to_all", "permute"]

@@ -370,6 +370,7 @@ OTHER_MEANINGS: Mapping[str, str] = {
     **dict.fromkeys(("all_gather", "all_to_all", "reduce_scatter", "slice"), "a boxing step"),
     "reduce": "a boxing policy",
     "pin": "the parameter of an annotation",
+    "remat": "an option of `sbp.jit`",
     **dict.fromkeys(("name", "empty", "complex", "split", "check", "mul"), "an English word"),
 }
 """Names of primitives that also mean something else: counted only beside an attribute `op`."""

@@ -34,7 +34,7 @@ from sbp.api.trees import (
 from sbp.errors import SbpError, Span, counted, listed, refused, warn
 from sbp.infer.pins import check_axes
 from sbp.kinds import check_alive, paths_of, show, takes_no_such_call
-from sbp.limits import Budget, Policy
+from sbp.limits import Budget, Policy, Remat
 from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.run.arrays import Padded, Partial
 from sbp.types import NdSbp
@@ -270,6 +270,7 @@ class JitOptions:
       axis_policies: the policies of single mesh axes.
       budgets: collectives that no plan may have.
       memory_limit: bytes per device; None for no limit.
+      remat: whether plans may recompute values of the forward pass to fit it.
       parameters: the function's static and donated arguments.
       reduce_dtype: the name of a dtype in `REDUCE_DTYPES`, or None.
       in_option, out_option: the options that the types come from: `in_types` or `in_shardings`,
@@ -286,6 +287,7 @@ class JitOptions:
     axis_policies: Mapping[str, Policy]
     budgets: tuple[Budget, ...]
     memory_limit: float | None
+    remat: Remat
     hardware: Hardware | str | None
     parameters: Parameters
     reduce_dtype: str | None

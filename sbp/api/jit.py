@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
@@ -54,13 +54,14 @@ from sbp.kinds import (
     instance_of,
     leaves_of,
     made_of,
+    one_of,
     public,
     reduce_dtype_name,
     refuse_unless,
     show,
     takes,
 )
-from sbp.limits import BOXING, POLICIES, Budget, Policy
+from sbp.limits import BOXING, POLICIES, Budget, Policy, Remat
 from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.plan.program import Program
 from sbp.plan.saved import paths_of_plans
@@ -376,6 +377,7 @@ _GONE = {
         "bytes per device, a number above 0 such as 2**30, or None",
         lambda x: x is None or (NUMBER.accepts(x) and x > 0),
     ),
+    remat=one_of(get_args(Remat)),
     budgets=Kind(
         "a list of sbp.forbid(..)",
         lambda x: isinstance(x, Sequence) and all(isinstance(b, Budget) for b in x),
@@ -418,6 +420,7 @@ def jit(
     backend: Any = None,
     compiler_options: dict[str, Any] | None = None,
     plan: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    remat: Remat = "auto",
 ) -> Jitted:
     """Gives every tensor of `fn` a distributed type on `mesh` and runs it as one `shard_map` of
     local operations and collectives.
@@ -463,6 +466,9 @@ def jit(
         calls with several sets of shapes. Calls run the first plan that was made for them and do
         not plan. Shardings that arguments carry are no pins then: they are moved to where the plan
         takes them.
+      remat: "auto" lets the backward pass make values of the forward pass again, as
+        `jax.checkpoint` does, where no other plan fits `memory_limit`, or where that is faster.
+        "never" leaves that to the program.
 
     Returns:
       A function with the methods `check`, `plan`, `trace`, `lower`, `eval_shape` and `clear_cache`.
@@ -493,6 +499,7 @@ def jit(
         memory_limit=None if memory_limit is None else float(memory_limit),
         hardware=hardware,
         reduce_dtype=reduce_dtype_name(reduce_dtype),
+        remat=remat,
         in_option="in_shardings" if is_given(in_shardings) else "in_types",
         out_option="out_shardings" if is_given(out_shardings) else "out_types",
         keep_unused=keep_unused,

@@ -209,6 +209,7 @@ def traced_call(
         budgets=options.budgets,
         reduce_dtype=options.reduce_dtype,
         memory_limit=options.memory_limit,
+        remat=options.remat,
         donated=signature.donated,
     )
     return Traced(request=request, results=replace(results, leaves=returned))

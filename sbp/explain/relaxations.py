@@ -16,6 +16,7 @@ from sbp.errors import (
     Span,
     bytes_text,
     counted,
+    listed,
     seconds_text,
 )
 from sbp.explain.change import (
@@ -391,8 +392,24 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         ),
         labels=(*labels.values(), *pinned),
         notes=(*notes, *limited, "a smaller plan may exist: sbp does not try every plan"),
-        helps=(*helps, help_with_price(f"memory_limit={enough}", (looser,), least)),
+        helps=(*_remat(least), *helps, help_with_price(f"memory_limit={enough}", (looser,), least)),
     )
+
+
+def _remat(least: Program) -> Iterator[Help]:
+    """The option that lets the backward pass make values again, where a plan then fits."""
+    request = replace(least.request, remat="auto")
+    found = best_program(request) if least.request.remat == "never" else None
+    if found is not None:
+        made = [n for n in found.graph.nodes if n.is_recomputed and not n.is_barrier]
+        spans = {span for n in made if (span := users_span(n))}
+        lines = [str(line) for line in sorted({span.line for span in spans})]
+        lines[SHOWN:] = [f"{len(lines) - SHOWN} more"] * (len(lines) > SHOWN)
+        text = (
+            f'remat="auto": the backward pass runs line{"s" * (len(lines) > 1)} {listed(lines)}'
+            " again, as with jax.checkpoint"
+        )
+        yield help_with_price(text, (OptionEdit(option="remat", value="auto"),), found)
 
 
 def _line(names: Names, value: int) -> Span | None:

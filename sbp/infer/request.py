@@ -30,7 +30,7 @@ from sbp.infer.cost import (
 from sbp.infer.flow import Flow, flow_of
 from sbp.infer.rows import EMPTY, AxisRow, NdRow, PartialRow, RowTable, worth_having
 from sbp.infer.space import Codes, Spaces, kept_codes, local_bytes
-from sbp.limits import POLICIES, Ban, Budget, Policy, Rules, policies_in
+from sbp.limits import POLICIES, Ban, Budget, Policy, Remat, Rules, policies_in
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Row, traits_of
 from sbp.signatures.region import REGION_OPS
@@ -320,6 +320,20 @@ class RequestCaches:
             rows.clear()
 
 
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """Values of the forward pass that the backward pass makes again.
+
+    Arguments:
+      ends: positions of nodes of the program; a segment ends before each. What follows the last
+        one is kept.
+      keeps_products: whether the results of products are kept.
+    """
+
+    ends: tuple[int, ...]
+    keeps_products: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """A program, its mesh and everything else that its types are chosen by.
@@ -337,6 +351,8 @@ class Request:
         allow it (`infer.accumulation`); None leaves them to the platform, except where an
         annotation asks for a dtype.
       memory_limit: bytes per device; None for no limit.
+      remat: whether a plan may recompute values of the forward pass to fit the memory limit.
+      recomputed: what the program recomputes for that; None in a program as it was traced.
       donated: positions of donated inputs.
       reuse: whether the choice of types counts that the backward pass can reuse conversions of the
         forward pass. Then it takes up to three times as long.
@@ -353,6 +369,8 @@ class Request:
     budgets: tuple[Budget, ...] = ()
     reduce_dtype: str | None = None
     memory_limit: float | None = None
+    remat: Remat = "auto"
+    recomputed: Recomputation | None = None
     donated: tuple[int, ...] = ()
     reuse: bool = True
     given_sums: Sums | None = None

@@ -19,6 +19,7 @@ from sbp.infer.typing import certify
 from sbp.plan.ir import Loop, Register, blocks
 from sbp.plan.memory import DeviceMemory
 from sbp.plan.program import Program, resolve
+from sbp.plan.recompute import recomputations, with_recomputation
 from sbp.plan.saving import repeated_values, repeats, save
 from sbp.trace.graph import LOOPS, collecting_less
 
@@ -77,7 +78,7 @@ def fit(request: Request) -> tuple[Program | None, Program | None]:
         if program is not None and request.memory_limit is None:
             program = _trade_memory(search, program)
         return program, program
-    return _within_memory(search, program)
+    return _recomputing(search, program)
 
 
 def best_program(request: Request) -> Program | None:
@@ -318,8 +319,9 @@ def held_for_loops(program: Program) -> float:
 # ---- a memory limit -----------------------------------------------------------------------------
 
 
-def _within_memory(search: PlanSearch, free: Program) -> tuple[Program | None, Program]:
-    """A cheap program that fits the memory limit, and the program of least memory that was found.
+def _recomputing(search: PlanSearch, free: Program) -> tuple[Program | None, Program]:
+    """A cheap program that fits the memory limit, by other types or by values that the backward
+    pass makes again, and the program of least memory that was found.
 
     Arguments:
       search: of the request.
@@ -328,11 +330,44 @@ def _within_memory(search: PlanSearch, free: Program) -> tuple[Program | None, P
     Returns:
       As `fit`.
     """
+    request, best, smaller = search.request, None, list[Program]()
+    allowed = request.remat == "auto" and request.recomputed is None
+    for how in recomputations(free) if allowed else ():
+        found = PlanSearch(with_recomputation(request, how), **search.options).cheapest()
+        smaller += [] if found is None else [found]
+        if found is not None and found.fits:
+            best = found
+            break
+    most = math.inf if best is None else best.cost.seconds
+    fitting, least = _within_memory(search, free, most)
+    if fitting is None and best is None and smaller:
+        last = min(smaller, key=lambda p: p.cost.peak_memory_bytes)
+        fitting, other = _within_memory(PlanSearch(last.request, **search.options), last)
+        least = min(least, other, key=lambda p: p.cost.peak_memory_bytes)
+    plans = [p for p in (fitting, best) if p is not None]
+    found = min(plans, key=lambda p: p.cost.seconds, default=None)
+    return found, found or least
+
+
+def _within_memory(
+    search: PlanSearch, free: Program, most: float = math.inf
+) -> tuple[Program | None, Program]:
+    """A cheap program that fits the memory limit by its types, and the program of least memory that
+    was found.
+
+    Arguments:
+      search: of the request.
+      free: the cheapest program, which does not fit.
+      most: the seconds of a program that fits.
+
+    Returns:
+      As `fit`.
+    """
     program, least, too_low = free, free, PRICES[0] / 10
     even = free.cost.seconds / free.cost.peak_memory_bytes  # memory weighs as much as time
     for price in sorted((*PRICES, even, 4 * even)):
         found = search.at_price(price, free, fuller=program)
-        if found is None:
+        if found is None or found.cost.seconds > most:
             break
         program = found
         least = min(least, program, key=lambda p: p.cost.peak_memory_bytes)

@@ -8,13 +8,15 @@ segment, through a barrier that keeps XLA from merging both runs.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from sbp.infer.request import Recomputation, Request
 from sbp.infer.space import local_bytes
-from sbp.infer.typing import Typing
+from sbp.plan.program import Program
 from sbp.signatures import traits_of
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import BARRIER, Graph, Node, Operand
@@ -24,55 +26,54 @@ SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of segments that are tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recomputation:
-    """What the backward pass of a program makes again.
-
-    Arguments:
-      ends: positions of nodes of the program; a segment ends before each. What follows the last
-        one is kept.
-      keeps_products: whether the results of products are kept.
-    """
-
-    ends: tuple[int, ...]
-    keeps_products: bool
-
-
-def recompute(graph: Graph, how: Recomputation) -> Graph:
-    """The program whose backward pass makes values of the forward pass again. New values are
-    entered in the table of avals."""
-    return _Segments(graph, how).graph_with_copies()
+def with_recomputation(request: Request, how: Recomputation) -> Request:
+    """The request for the program whose backward pass makes values of the forward pass again."""
+    graph = replace(request.graph, avals=dict(request.graph.avals))
+    made = _Segments(graph, how).graph_with_copies()
+    return replace(request, graph=made, recomputed=how)
 
 
 class _Segments:
-    """The segments of a program that run again; arguments as those of `recompute`.
+    """The segments of a program that run again.
+
+    Arguments:
+      graph: the program. New values are entered in its table of avals.
+      how: what is made again.
 
     Attributes:
       originals: of each value that is made again, the first one.
+      entering: the values from which segments are made again.
     """
 
     def __init__(self, graph: Graph, how: Recomputation) -> None:
         self.graph, self.how = graph, how
         self.ids = itertools.count(max((n.id for n in graph.walk()), default=0) + 1)
         self.makers = {v: i for i, n in enumerate(graph.nodes) for v in n.outputs}
-        self.first_use = dict[Operand, int]()
+        self.first_use = dict[Operand, int]()  # in the backward pass
         for i, node in reversed([*enumerate(graph.nodes)]):
             self.first_use |= dict.fromkeys(node.inputs, i) if node.backward else {}
-        self.originals = dict[int, int]()
+        last = last_forward_reads(graph)
+        # What goes from one segment to the next is there.
+        self.kept = {
+            v for v, i in self.makers.items() if any(i < end <= last.get(v, i) for end in how.ends)
+        }
+        self.originals, self.entering = dict[int, int](), set[int]()
 
     def graph_with_copies(self) -> Graph:
-        again, nodes, instead = defaultdict(list), list[Node](), dict[Operand, Operand]()
+        again = defaultdict[int, list[tuple[list[int], list[int]]]](list)
+        nodes, instead = list[Node](), dict[Operand, Operand]()
         for start, end in itertools.pairwise((0, *self.how.ends)):
             first, needed, entering = self._segment(start, end)
             again[first].append((needed, entering))
         for i, node in enumerate(self.graph.nodes):
             for needed, entering in again[i]:
+                self.entering |= {*entering}
                 # With a gradient in the barrier, the segment does not run before it is there.
-                late = [o for o in node.inputs if o in self.makers and self._maker(o).backward]
+                late = [o for o in node.inputs if isinstance(o, int) and self._is_gradient(o)]
                 held = dict.fromkeys((*entering, *late))
                 barrier = replace(node, op=BARRIER, primitive=None, params={}, regions=(), title="")
                 ins = tuple(instead.get(o, o) if o in late else o for o in held)
-                there = dict[Operand, Operand](self._append(nodes, barrier, ins, tuple(held)))
+                there: dict[Any, Operand] = {**self._append(nodes, barrier, ins, [*held])}
                 instead |= {o: there[o] for o in late}
                 for old in (self.graph.nodes[k] for k in needed):
                     ins = tuple(there.get(o, o) for o in old.inputs)
@@ -84,10 +85,10 @@ class _Segments:
             nodes.append(node)
         return replace(self.graph, nodes=tuple(nodes))
 
-    def _maker(self, operand: Operand) -> Node:
-        return self.graph.nodes[self.makers[operand]]
+    def _is_gradient(self, value: int) -> bool:
+        return value in self.makers and self.graph.nodes[self.makers[value]].backward
 
-    def _segment(self, start: int, end: int) -> tuple[int, list[int], list[Operand]]:
+    def _segment(self, start: int, end: int) -> tuple[int, list[int], list[int]]:
         """Of a segment, the node before which it runs again; the positions of what then runs; and
         the values that enter it. The first is -1 where nothing is made again."""
         made = {
@@ -96,27 +97,30 @@ class _Segments:
             if not (node.backward or node.regions or node.op == SHARD_MAP)
             and not (self.how.keeps_products and traits_of(node.op).flops)
             for v in node.outputs
+            if v not in self.kept
         }
         waiting: list[Operand] = [v for v in sorted(made) if v in self.first_use]
         first = min((self.first_use[v] for v in waiting), default=-1)
-        needed, entering = set[int](), dict[Operand, None]()
+        needed, entering = set[int](), dict[int, None]()
         for v in waiting:
+            if not isinstance(v, int):
+                continue
             if v not in made:
-                entering |= {v: None} if isinstance(v, int) else {}
+                entering[v] = None
             elif self.makers[v] not in needed:
                 needed.add(self.makers[v])
-                waiting += self._maker(v).inputs
+                waiting += self.graph.nodes[self.makers[v]].inputs
         if not entering or first <= max(needed):  # nothing to hold back, or it is read before
             return -1, [], []
         return first, sorted(needed), [*entering]
 
     def _append(
-        self, nodes: list[Node], like: Node, inputs: tuple[Operand, ...], values: tuple[Operand, ...]
+        self, nodes: list[Node], like: Node, inputs: tuple[Operand, ...], values: Sequence[int]
     ) -> dict[int, int]:
         """Appends a node that makes values again; returns the new ones."""
         scope = f"transpose(jvp())/{REMATTED}/{REMATTED}"
         scope += "" if like.backward else f"/{like.scope}"
-        new = {v: self.graph.new_value(self.graph.aval(v)) for v in values if isinstance(v, int)}
+        new = {v: self.graph.new_value(self.graph.avals[v]) for v in values}
         self.originals |= {copy: self.originals.get(v, v) for v, copy in new.items()}
         outputs = tuple(new.values())
         nodes.append(replace(like, id=next(self.ids), inputs=inputs, outputs=outputs, scope=scope))
@@ -126,27 +130,28 @@ class _Segments:
 # ---- choice -------------------------------------------------------------------------------------
 
 
-def recomputations(typing: Typing, room: float) -> Iterator[Recomputation]:
-    """Recomputations with which a program holds less than with a typing, by the sizes of its values
-    there. Those that keep products come first, as they cost least.
+def recomputations(program: Program) -> Iterator[Recomputation]:
+    """Recomputations with which a program holds less than with a plan, those first that keep
+    products or make less again.
 
     Arguments:
-      typing: the types of a plan that holds too much.
-      room: bytes by which a device must hold less.
+      program: a plan that does not fit its memory limit.
     """
-    graph, sizes = typing.request.graph, dict[int, float]()
-    for v, codes in typing.values.items():
-        sizes[v] = local_bytes(graph.avals[v], codes, typing.mesh.sizes)
-    before = live_peak(graph, sizes)
+    graph, typing, limit = program.request.graph, program.typing, program.request.memory_limit
+    full = {v: local_bytes(graph.avals[v], t, typing.mesh.sizes) for v, t in typing.values.items()}
+    # The compiler makes many values where they are read. Those of the fullest moment are held.
+    held = {r.value: full[r.value] for r in program.fullest if r.value in full}
+    before, room = live_peak(graph, held), program.cost.peak_memory_bytes - (limit or 0.0)
 
     def saved(how: Recomputation) -> float:
         segments = _Segments(replace(graph, avals=dict(graph.avals)), how)
         made = segments.graph_with_copies()
-        copies = {copy: sizes[v] for copy, v in segments.originals.items()}
+        sizes = held | {v: full[v] for v in segments.entering if v in segments.makers}
+        copies = {copy: sizes[v] for copy, v in segments.originals.items() if v in sizes}
         return before - live_peak(made, sizes | copies)
 
     for keeps_products in (True, False):
-        ways = [Recomputation(ends, keeps_products) for ends in _cuts(graph, sizes)]
+        ways = [Recomputation(ends, keeps_products) for ends in _cuts(graph, held, full)]
         best = max(ways, key=saved, default=None)
         if best is None or saved(best) <= 0:
             continue
@@ -155,34 +160,50 @@ def recomputations(typing: Typing, room: float) -> Iterator[Recomputation]:
         yield from (best,) if enough is None else (enough, best)
 
 
-def _cuts(graph: Graph, sizes: Mapping[int, float]) -> Iterator[tuple[int, ...]]:
-    """Ends of segments of the forward pass, for several numbers of segments. What the backward pass
-    reads is spread over the segments evenly, and few bytes go from one segment to the next."""
+def _cuts(
+    graph: Graph, held: Mapping[int, float], full: Mapping[int, float]
+) -> Iterator[tuple[int, ...]]:
+    """Ends of segments of the forward pass, for several numbers of segments. What is held for the
+    backward pass is spread over the segments evenly, and few bytes go from one to the next.
+
+    Arguments:
+      graph: the program.
+      held: the bytes of the values that are held.
+      full: the bytes of all values.
+    """
     count = len(graph.nodes)
-    saved, crossing, last = np.zeros(count), np.zeros(count + 1), dict[Operand, int]()
+    saved, crossing, last = np.zeros(count), np.zeros(count + 1), last_forward_reads(graph)
     read = {o for node in graph.nodes if node.backward for o in node.inputs}
     for i, node in enumerate(graph.nodes):
-        last |= {} if node.backward else dict.fromkeys(node.inputs, i)
-    for i, node in enumerate(graph.nodes):
         for v in () if node.backward else node.outputs:
-            saved[i] += sizes[v] * (v in read)
-            crossing[i + 1] += sizes[v]
-            crossing[max(last.get(v, i), i) + 1 :][:1] -= sizes[v]
-    made, crossing = np.cumsum(saved), np.cumsum(crossing)[:count]
-    for k in SEGMENTS:
-        targets = made[-1] * np.arange(1, k + 1) / (k + 1) if count else ()
-        ends = []
-        for target in targets:
-            near = np.abs(made - target) <= made[-1] / (k + 1) / 2
-            if near.any():
-                ends.append(int(np.argmin(np.where(near, crossing, np.inf))))
-        if len({*ends}) == k and ends[0] > 0:
-            yield tuple(sorted({*ends}))
+            saved[i] += held.get(v, 0.0) * (v in read)
+            crossing[i + 1] += full[v]
+            crossing[max(last.get(v, i), i) + 1] -= full[v]
+    # Before each node: the bytes that are saved already, and those that the forward pass reads on.
+    made, crossing = np.cumsum(saved) - saved, np.cumsum(crossing)[:count]
+    whole = saved.sum()
+    found = set[tuple[int, ...]]()
+    for k in SEGMENTS if whole else ():
+        ends = set[int]()
+        for target in whole * np.arange(1, k + 1) / (k + 1):
+            away = np.abs(made - target)
+            near = np.flatnonzero(away <= whole / (k + 1) / 2)
+            ends |= {int(i) for i in near[np.lexsort((away[near], crossing[near]))][:1]}
+        found.add(tuple(sorted(ends - {0})))
+    yield from sorted(found - {()}, key=lambda ends: (len(ends), ends))
+
+
+def last_forward_reads(graph: Graph) -> dict[Operand, int]:
+    """The position of the last node of the forward pass that reads a value."""
+    last = dict[Operand, int]()
+    for i, node in enumerate(graph.nodes):
+        last |= {} if node.backward else dict.fromkeys(node.inputs, i)
+    return last
 
 
 def live_peak(graph: Graph, sizes: Mapping[int, float]) -> float:
     """The largest sum of the bytes of values that are live at one node; arguments do not count."""
-    root, last = dict[Operand, Operand](), dict[Operand, int]()
+    root, last = dict[Any, Any](), dict[Any, int]()
     for i, node in enumerate(graph.nodes):
         last |= {root.get(o, o): i for o in node.inputs}
         if node.is_barrier:
@@ -191,8 +212,8 @@ def live_peak(graph: Graph, sizes: Mapping[int, float]) -> float:
     freed, peak, live = defaultdict[int, float](float), 0.0, 0.0
     for i, node in enumerate(graph.nodes):
         for v in () if node.is_barrier else node.outputs:
-            live += sizes[v]
-            freed[last.get(v, i)] += sizes[v]
+            live += sizes.get(v, 0.0)
+            freed[last.get(v, i)] += sizes.get(v, 0.0)
         peak = max(peak, live)
         live -= freed[i]
     return peak

@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence, Set as AbstractSet
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, astuple, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +22,27 @@ import numpy as np
 
 from sbp import _jax
 from sbp.errors import SbpError, SbpInternalError, Span, refused
-from sbp.infer.request import Demand, Request
+from sbp.infer.request import Demand, Recomputation, Request
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Code, decode, encode
 from sbp.infer.typing import Typing, certify, typing_fields
 from sbp.kinds import show
 from sbp.limits import policies_in
 from sbp.plan.program import Cost, Program, node_place, resolve, shape_text
+from sbp.plan.recompute import with_recomputation
 from sbp.plan.saving import Repeat, repeats, save
 from sbp.trace.graph import Constant, Graph, Operand
 from sbp.types import MONOIDS, Broadcast, Split, Unreduced
 from sbp.version import VERSION
 
-FORMAT = 6
+FORMAT = 7
 """The version of the file's own form."""
 
 _PARTS = {
     "made_for": (dict, "an object"),
     "program": (str, "a string"),
     "figures": (dict, "an object"),
+    "recomputed": (list, "a list"),
     "choices": (list, "a list"),
     "removed": (list, "a list"),
     "seal": (str, "a string"),
@@ -60,6 +62,7 @@ class SavedPlan:
       made_for: the versions, mesh, hardware and options that it was made for, as texts.
       program: the digests of the program's operations (`digests`).
       figures: the seconds that were modelled, the bound on them, and how the plan was found.
+      recomputed: the fields of `Recomputation`; empty for a program as it was traced.
       choices: for each decision of the program, the type; of a row, the types of its operands and
         results and its kernels.
       removed: the repeated conversions that the plan does not have: for each the value, the value
@@ -72,6 +75,7 @@ class SavedPlan:
     made_for: dict[str, str]
     program: tuple[str, ...]
     figures: dict[str, Any]
+    recomputed: tuple[Any, ...]
     choices: tuple[Any, ...]
     removed: tuple[Any, ...]
     lines: tuple[str, ...]
@@ -87,6 +91,7 @@ class SavedPlan:
             made_for=_made_for(program.request),
             program=digests(program.request.graph),
             figures=figures,
+            recomputed=astuple(how) if (how := program.request.recomputed) else (),
             choices=tuple(
                 (one.ins, one.outs, one.kernels) if isinstance(one, NdRow) else one
                 for one in choices
@@ -102,6 +107,7 @@ class SavedPlan:
             "made_for": json.dumps(self.made_for, indent=1),
             "program": json.dumps(" ".join(self.program)),
             "figures": json.dumps(self.figures),
+            "recomputed": json.dumps(self.recomputed),
             "choices": json.dumps(self.choices),
             "removed": json.dumps(self.removed),
             "seal": json.dumps(self.seal),
@@ -132,6 +138,7 @@ class SavedPlan:
             made_for=read["made_for"],
             program=tuple(read["program"].split()),
             figures=read["figures"],
+            recomputed=_tuples(read["recomputed"]),
             choices=_tuples(read["choices"]),
             removed=_tuples(read["removed"]),
             lines=tuple(map(str, read["plan"])),
@@ -148,6 +155,11 @@ class SavedPlan:
           SbpError: `saved-plan` where the plan was made for another program, mesh, version or
             option, or does not hold.
         """
+        if self.recomputed:
+            try:
+                request = with_recomputation(request, Recomputation(*self.recomputed))
+            except _MALFORMED as error:
+                raise _refusal("its `recomputed` does not fit the program") from error
         self._check_purpose(request)
         if self.seal != _seal(self.figures, self.removed):
             raise _refusal("its `figures` or `removed` were changed after plan.save wrote them")
@@ -255,6 +267,7 @@ def _made_for(request: Request) -> dict[str, str]:
         "budgets": "; ".join(map(str, request.budgets)),
         "reduce_dtype": str(request.reduce_dtype),
         "memory_limit": str(request.memory_limit),
+        "remat": request.remat,
         "values held padded": _padded_positions(request.demand),
         "donated inputs": ", ".join(request.graph.input_names[i] for i in request.donated),
     }

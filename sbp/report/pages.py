@@ -219,6 +219,14 @@ def _left_out(program: Program) -> Iterator[str]:
             f" {counted(program.memory_prices, 'price')} per byte of memory. This is the cheapest"
             " plan among them that fits; a price in between may give a cheaper one"
         )
+    if (how := program.request.recomputed) is not None:
+        again = [n for n in program.graph.nodes if n.is_recomputed and not n.is_barrier]
+        kept = ", and keeps the results of products" * how.keeps_products
+        yield (
+            "sbp found no plan without recomputation that is as fast and fits in memory_limit, so"
+            f" the backward pass runs {counted(len(again), 'operation')} of the forward pass again,"
+            f' as jax.checkpoint does{kept}. To refuse this, pass remat="never"'
+        )
     if declined := program.declined:
         why = (
             "; set memory_limit=, and sbp keeps the results that fit"

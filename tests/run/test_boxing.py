@@ -566,6 +566,25 @@ def test_a_plan_finds_a_way_with_the_types_at_hand(sizes: Shape, shape: Shape):
         assert sent == pytest.approx(least) if shape == EVEN else sent >= least - 1e-9
 
 
+def test_formulae():
+    """By hand: 96 bytes on 4 devices, 24 on each where they are split."""
+    shape, n = (4, 6), 4
+    types = types_of(2, 1, ("sum",))
+
+    def priced(source: int) -> dict[str, float]:
+        return {repr(t[0]): sent for t, sent, _ in steps(shape, types[source], (n,), types)}
+
+    b, s0, s1, p = range(4)
+    assert priced(p) == {
+        "B": 2 * 3 / 4 * 96,
+        "S(0)": 3 / 4 * 96,
+        "S(1)": 3 / 4 * 128,
+    }  # six columns in blocks of two
+    assert priced(s0) == {"B": 3 / 4 * 96, "S(1)": 3 / 4 * 32, "P(sum)": 0}
+    assert priced(s1) == {"B": 3 / 4 * 128, "S(0)": 3 / 4 * 32, "P(sum)": 0}
+    assert priced(b) == {"S(0)": 0, "S(1)": 0, "P(sum)": 0}
+
+
 # ---- the tests can say no -----------------------------------------------------------------------
 
 

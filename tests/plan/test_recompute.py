@@ -1,0 +1,110 @@
+"""Recomputation to fit a memory limit: plans fit, compute what one device computes, and say so."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sbp
+
+LAYERS, WIDTH = 6, 16
+
+
+def loss(weights, x, y):
+    for w_in, w_out in weights:
+        x = x + jax.nn.gelu(x @ w_in) @ w_out
+    return ((x - y) ** 2).mean()
+
+
+step = jax.value_and_grad(loss)
+
+
+def arguments(rows):
+    draw = np.random.default_rng(0).standard_normal
+    weights = [
+        (0.3 * draw((WIDTH, 4 * WIDTH)), 0.3 * draw((4 * WIDTH, WIDTH))) for _ in range(LAYERS)
+    ]
+    given = weights, draw((rows, WIDTH)), draw((rows, WIDTH))
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), given)
+
+
+def jitted(mesh, share, given, **options):
+    """The step with a share of the memory of its fastest plan."""
+    types = ("B", "data:S(0)", "data:S(0)")
+    free = sbp.jit(step, mesh, in_types=types).plan(*given).cost.peak_memory_bytes
+    return sbp.jit(step, mesh, in_types=types, memory_limit=int(share * free), **options)
+
+
+MESHES = [((2,), ("data",)), ((4,), ("data",)), ((2, 4), ("data", "model"))]
+
+
+@pytest.mark.parametrize(("sizes", "names"), MESHES, ids=["2", "4", "2x4"])
+@pytest.mark.filterwarnings("ignore:uneven-boundary")  # 2041 rows
+@pytest.mark.parametrize("rows", [2048, 2041])
+def test_a_plan_that_recomputes_fits_and_computes_the_same(sizes, names, rows):
+    given = arguments(rows)
+    f = jitted(sbp.make_mesh(sizes, names), 0.75, given)
+    plan = f.plan(*given)
+    limit = plan.program.request.memory_limit
+    assert plan.program.request.recomputed and plan.cost.peak_memory_bytes <= limit
+    for got, want in zip(jax.tree.leaves(f(*given)), jax.tree.leaves(step(*given)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * float(abs(want).max()))
+    assert "of the forward pass again, as jax.checkpoint does" in str(plan.report())
+
+
+def test_what_runs_again_is_behind_barriers():
+    given = arguments(2048)
+    plan = jitted(sbp.make_mesh((2,), ("data",)), 0.75, given).plan(*given)
+    nodes, ends = plan.program.graph.nodes, plan.program.request.recomputed.ends
+    again = [n for n in nodes if n.is_recomputed]
+    assert sum(n.op == "dot_general" for n in again) == len(ends) == 3
+    assert sum(n.is_barrier for n in again) == len(ends)
+    # Without recomputation: two products of each layer and their gradients, but not that of `x`.
+    products = sum(n.op == "dot_general" for n in nodes)
+    assert products == len(ends) + 6 * LAYERS - 1
+    # XLA on CPU devices merges both runs when it compiles this, as it does for `jax.checkpoint`.
+    lowered = plan.lower().as_text()
+    assert len(re.findall("stablehlo.dot_general", lowered)) == products
+    assert len(re.findall("stablehlo.optimization_barrier", lowered)) == len(ends)
+
+
+def test_a_saved_plan_recomputes(tmp_path):
+    given, mesh = arguments(2048), sbp.make_mesh((2,), ("data",))
+    f = jitted(mesh, 0.75, given)
+    plan = f.plan(*given)
+    plan.save(path := tmp_path / "plan.json")
+    loaded = jitted(mesh, 0.75, given, plan=path)
+    assert str(loaded.plan(*given)) == str(plan)
+    for got, want in zip(*map(jax.tree.leaves, (loaded(*given), f(*given))), strict=True):
+        assert (got == want).all()
+    saved = json.loads(path.read_text())
+    for wrong in ([], [[1, 2], True], [[3, 2], False], ["x", 1], [[10**9], False], [1]):
+        path.write_text(json.dumps(saved | {"recomputed": wrong}))
+        with pytest.raises(sbp.SbpError, match="saved-plan"):
+            loaded = jitted(mesh, 0.75, given, plan=path)
+            loaded.plan(*given)
+    with pytest.raises(sbp.SbpError, match="remat"):
+        path.write_text(json.dumps(saved))
+        jitted(mesh, 0.75, given, plan=path, remat="never").plan(*given)
+
+
+def test_without_recomputation_the_error_offers_it():
+    given, mesh = arguments(2048), sbp.make_mesh((2,), ("data",))
+    with pytest.raises(sbp.SbpTypeError) as raised:
+        jitted(mesh, 0.75, given, remat="never").plan(*given)
+    (found,) = raised.value.diagnostics
+    first = found.helps[0]
+    line = f"line {loss.__code__.co_firstlineno + 2}"
+    assert (
+        first.text == f'remat="auto": the backward pass runs {line} again, as with jax.checkpoint'
+    )
+    (edit,) = first.edits
+    assert (edit.option, edit.value) == ("remat", "auto")
+
+
+def test_other_options_are_refused():
+    with pytest.raises(sbp.SbpError, match='`remat` must be one of "auto", "never"'):
+        sbp.jit(step, sbp.make_mesh((2,), ("data",)), remat="always")
