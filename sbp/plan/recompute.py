@@ -180,14 +180,16 @@ def _cuts(
             crossing[i + 1] += full[v]
             crossing[max(last.get(v, i), i) + 1] -= full[v]
     # Before each node: the bytes that are saved already, and those that the forward pass reads on.
-    made, crossing = np.cumsum(saved) - saved, np.cumsum(crossing)[:count]
+    made, crossing = np.cumsum(saved) - saved, np.cumsum(crossing)
     whole = saved.sum()
+    made = made[: np.searchsorted(made, whole) + 1]
     found = set[tuple[int, ...]]()
-    for k in SEGMENTS if whole else ():
-        ends = set[int]()
-        for target in whole * np.arange(1, k + 1) / (k + 1):
+    # What follows the last segment is kept; there may be as much of it as in a segment, or none.
+    for k, parts in itertools.product(SEGMENTS if whole else (), (0, 1)):
+        ends, step = set[int](), whole / (k + parts)
+        for target in step * np.arange(1, k + 1):
             away = np.abs(made - target)
-            near = np.flatnonzero(away <= whole / (k + 1) / 2)
+            near = np.flatnonzero(away <= step / 2)
             ends |= {int(i) for i in near[np.lexsort((away[near], crossing[near]))][:1]}
         found.add(tuple(sorted(ends - {0})))
     yield from sorted(found - {()}, key=lambda ends: (len(ends), ends))
