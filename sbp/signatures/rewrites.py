@@ -329,7 +329,7 @@ class _Part(Writer):
         super().__init__(wiring.graph, asked, ids)
         self.wiring, self.dims = wiring, dims
         self.along = {node: dict(nodes[node]) for node in wiring.graph.nodes if node in nodes}
-        self.mirrored = set(nodes)
+        self.mirrored = set[Node]()
         self.made: dict[tuple[Operand, bool], Operand] = {}
         self.sources: dict[Operand, Operand] = {}
         self.reversals: dict[Operand, int] = {}
@@ -345,28 +345,25 @@ class _Part(Writer):
         """Leaves out nodes whose mirror images reverse no fewer bytes; whether those that remain
         reverse fewer bytes than the program."""
         values = {self.sources.get(v, v) for v in self.dims}
-        was = self._with(set(self.mirrored), values)
+        was = self._costs(values)
+        self.mirrored = set(self.along)
         changed = True
         while changed:
             changed = False
             for node in (*self.along, *reversed(self.along)):
                 beside = {self.sources.get(v, v) for v in self.along[node]}
-                before, after = self._costs(beside), self._with({node}, beside)
-                if after < before or (after == before and node in self.mirrored):
-                    self.mirrored.symmetric_difference_update({node})
+                before = self._costs(beside)
+                self.mirrored ^= {node}
+                after = self._costs(beside)
+                if after > before or (after == before and node in self.mirrored):
+                    self.mirrored ^= {node}
+                else:
                     changed = True
         return self._costs(values) < was
 
     def _costs(self, values: Set[Operand]) -> int:
         """The bytes that are reversed to make values."""
         return sum(map(self._cost, values))
-
-    def _with(self, nodes: Set[Node], values: Set[Operand]) -> int:
-        """The bytes that are reversed to make values, with other forms of some nodes."""
-        self.mirrored.symmetric_difference_update(nodes)
-        found = self._costs(values)
-        self.mirrored.symmetric_difference_update(nodes)
-        return found
 
     def _cost(self, value: Operand) -> int:
         """The bytes that are reversed to make the forms of a value that are read.

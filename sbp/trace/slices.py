@@ -104,7 +104,8 @@ def view_of(graph: Graph, node: Node | None, value: Operand, *, symbolic: bool =
     own = View(value, whole(graph.aval(value).shape))
     if node is None or node.op not in ("slice", "split", "pad"):
         return own
-    params, source = node.params, node.inputs[0]
+    params = node.params
+    source = node.inputs[0]
     shape = graph.aval(source).shape
     match node.op:
         case "slice":
@@ -273,14 +274,16 @@ def with_single_pads(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph
 
 def _single_pads(writer: "Writer", pad: Node) -> None:
     """Writes down a pad as pads of one dim each, in the order of the dims."""
-    (x, fill), (value,), config = pad.inputs, pad.outputs, pad.params["padding_config"]
+    x, fill = pad.inputs
+    config = pad.params["padding_config"]
     dims = [d for d, c in enumerate(config) if tuple(c) != (0, 0, 0)] or [0]
-    before, out = writer.graph.aval(x).shape, writer.graph.avals[value]
+    before = writer.graph.aval(x).shape
+    out = writer.graph.avals[pad.outputs[0]]
     for d in dims:
         own = tuple(tuple(c) if e == d else (0, 0, 0) for e, c in enumerate(config))
         aval = out.update(shape=(*out.shape[: d + 1], *before[d + 1 :]))
-        number = value if d == dims[-1] else None
-        x = writer.emit(pad, aval, number, inputs=(x, fill), params={"padding_config": own})
+        value = pad.outputs[0] if d == dims[-1] else None
+        x = writer.emit(pad, aval, value, inputs=(x, fill), params={"padding_config": own})
 
 
 # ---- join_slices --------------------------------------------------------------------------------
@@ -336,9 +339,7 @@ def with_joins(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
     maker = _Joins(with_single_pads(graph, asked, ids), asked, ids)
     for node in maker.graph.nodes:
         maker.visit(node)
-    is_changed = tuple(maker.nodes) != maker.graph.nodes
-    nodes = without_unread(maker.nodes, asked) if is_changed else maker.nodes
-    return dataclasses.replace(graph, nodes=tuple(nodes))
+    return dataclasses.replace(graph, nodes=tuple(without_unread(maker.nodes, asked)))
 
 
 _FEEDING = frozenset({"slice", "split", "pad", "concatenate", "add_any"})
@@ -465,11 +466,7 @@ class _Joins(Writer):
         self.taken: dict[tuple[Operand, Cuts], Operand] = {}
         self.kept = set(asked)
         sliced: Counter[Operand] = Counter()
-        read = set(asked)
         for node in reversed(graph.nodes):
-            if node.op in _FEEDING and read.isdisjoint(node.outputs):
-                continue
-            read.update(o for o in node.inputs if isinstance(o, int))
             if self.slices_parts(node):
                 sliced.update(node.inputs)
                 continue
@@ -549,7 +546,8 @@ class _Joins(Writer):
         parts = self.parts(maker)
         if maker is None or parts is None:
             return False
-        (dim, _), (start, end, stride) = parts, cuts[parts[0]]
+        dim = parts[0]
+        start, end, stride = cuts[dim]
         is_cut = isinstance(self.graph.aval(x).shape[dim], int) and stride == 1 and start < end
         return is_cut and (maker.op == "pad" or has_all_beside(self.graph, View(x, cuts), dim))
 

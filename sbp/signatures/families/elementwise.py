@@ -210,7 +210,8 @@ def partial_rows(op: Op) -> list[Row]:
     operand."""
     if any(_jax.is_extended(a.dtype) for a in (*op.ins, *op.outs)) or not op.ins:
         return []
-    traits, dtype = traits_of(op.name), op.ins[0].dtype
+    traits = traits_of(op.name)
+    dtype = op.ins[0].dtype
     rows = moved_rows(op) if traits.moves else []
     for text in _LAWS_OF.get(op.name, (_MONOTONE,) if traits.monotone else ()):
         kind, _, law = text.rpartition(": ")
