@@ -208,11 +208,12 @@ Padded = tuple[Slice, Slice, Slice]
 
 
 def sum_pads(first: Padded, *others: Padded) -> list[Slice]:
-    """The slices of a pad, or of the sum of two pads with zeros; none where the slices of the two
-    overlap."""
+    """The slices of a pad, or of the sum of two pads with zeros; none for other sums, and where the
+    slices of the two overlap."""
     slices = [[*first]] if not others else []
     for (before, left, _), (low, right, after) in itertools.permutations((first, *others), 2):
-        if at_most(before.size + left.size, low.size):
+        are_zeros = is_zero(before.source) and is_zero(low.source)
+        if are_zeros and at_most(before.size + left.size, low.size):
             zeros = before._replace(size=low.size - before.size - left.size)
             end = before._replace(size=after.size)
             slices.append([before, left, zeros, right, end])
@@ -521,7 +522,7 @@ class _Joins(Writer):
         if node.op == "concatenate":
             dim = int(node.params["dimension"])
             return dim, [self.cut(o, dim) for o in node.inputs]
-        pads = self.pads(node)
+        pads = [node] if node.op == "pad" else [*map(self.maker, node.inputs)]
         found = [p for p in map(self.slices_of_pad, pads) if p is not None]
         is_along_one_dim = len(found) == len(pads) and len({dim for dim, _ in found}) == 1
         return (found[0][0], sum_pads(*(s for _, s in found))) if is_along_one_dim else None
@@ -629,16 +630,10 @@ class _Joins(Writer):
         maker = self.maker(x)
         return maker.inputs if maker is not None and maker.op == "add_any" else None
 
-    def pads(self, node: Node) -> list[Node]:
-        """The node itself, or the two pads that it adds; none for other sums."""
-        if node.op == "pad":
-            return [node]
-        makers = map(self.maker, node.inputs)
-        found = [m for m in makers if m is not None and m.op == "pad" and is_zero(m.inputs[1])]
-        return found if len(found) == 2 else []
-
-    def slices_of_pad(self, pad: Node) -> tuple[int, Padded] | None:
-        """The dim of a pad along one dim, and its slices; None for other pads."""
+    def slices_of_pad(self, pad: Node | None) -> tuple[int, Padded] | None:
+        """The dim of a pad along one dim, and its slices; None for other nodes."""
+        if pad is None or pad.op != "pad":
+            return None
         x, value = pad.inputs
         config = [tuple(map(plain, c)) for c in pad.params["padding_config"]]
         dims = [d for d, c in enumerate(config) if c != (0, 0, 0)]

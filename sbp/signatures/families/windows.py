@@ -526,7 +526,7 @@ def _reduce_window(op: Op) -> Sequence[Row]:
     slides, monoid = _slides(op, op.ins[0], op.outs[0]), op.name.rsplit("_", 1)[-1]
     return [
         *rows_beside(op, slides),
-        *(monoid_rows(op, monoid) if monoid in admissible(op.ins[0].dtype) else []),
+        *monoid_rows(op, monoid),
         *_halo(op, slides),
     ]
 
