@@ -194,6 +194,7 @@ holds for. A monotone primitive without an entry has the law `_MONOTONE`."""
 _LAWS_OF = {name: laws for text, laws in _LAWS.items() for name in names(text)}
 
 
+@functools.cache
 def _row(law: str) -> Row:
     """The row that a law states.
 
