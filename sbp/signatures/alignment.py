@@ -11,10 +11,8 @@ the last level sends anything.
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence, Set
-from typing import Any
 
 import numpy as np
-from jax import lax
 
 from sbp import _jax
 from sbp.signatures.kernels.halo import bytes_beside
@@ -22,13 +20,17 @@ from sbp.signatures.rewrites import Cluster, Wiring, cluster_of
 from sbp.trace.graph import Graph, Node, Operand, constant, rewriting
 from sbp.trace.slices import (
     Slice,
-    Strided,
+    View,
     Writer,
+    has_all_beside,
     is_zero,
     join_node,
+    padding,
+    resize,
     sum_pads,
     view_of,
     whole,
+    with_cut,
     without_unread,
 )
 
@@ -36,11 +38,6 @@ from sbp.trace.slices import (
 # Shifted arrays, and slices of arrays that begin earlier or end later.
 #
 # A *lifted* value has some elements before and after those of the value itself; nobody reads them.
-
-
-def resize(aval: Any, dim: int, size: int) -> Any:
-    """An aval with another size of one dim."""
-    return aval.update(shape=(*aval.shape[:dim], size, *aval.shape[dim + 1 :]))
 
 
 def padded_at(node: Node, dim: int) -> tuple[int, int] | None:
@@ -54,19 +51,11 @@ def padded_at(node: Node, dim: int) -> tuple[int, int] | None:
     return config[dim][0], config[dim][2] + 1
 
 
-def padding(aval: Any, dim: int, low: int, interior: int, out: int) -> tuple[Any, ...]:
-    """The parameter of a pad along one dim.
-
-    Arguments:
-      aval: the operand.
-      dim: the dim.
-      low: padding before the first element; negative to cut off.
-      interior: padding between elements.
-      out: number of elements of the result.
-    """
-    high = out - low - (aval.shape[dim] - 1) * (interior + 1) - 1
-    rank = len(aval.shape)
-    return tuple((low, high, interior) if d == dim else (0, 0, 0) for d in range(rank))
+def places(graph: Graph, node: Node) -> list[tuple[Operand, int, int]]:
+    """The operands of a concatenation, each with its first index in the result and its size."""
+    sizes = [graph.aval(o).shape[node.params["dimension"]] for o in node.inputs]
+    ends = itertools.accumulate(sizes, initial=0)
+    return list(zip(node.inputs, ends, sizes, strict=False))
 
 
 class Maker(Writer):
@@ -82,32 +71,19 @@ class Maker(Writer):
         self.wiring = wiring
         self._shifted: dict[tuple[Operand, int, int, int], Operand] = {}
 
-    def view(self, value: Operand, dim: int) -> Strided | None:
-        """The slice that a value is; None for values that are not cut out of others."""
-        return view_of(self.graph, self.wiring.maker(value), value, dim)
+    def view(self, value: Operand) -> View:
+        """A value as a slice; of itself if it is not cut out of others."""
+        return view_of(self.graph, self.wiring.maker(value), value)
 
-    def pad(
-        self, like: Node, x: Operand, fill: Operand, dim: int, shape: tuple[int, int, int]
-    ) -> int:
-        """A value with padding along a dim.
+    def padded(self, node: Node, x: Operand, dim: int, shape: tuple[int, int, int]) -> Node:
+        """A pad of another value; other arguments as those of `Writer.pad`."""
+        params = {"padding_config": padding(self.graph.aval(x), dim, *shape)}
+        return dataclasses.replace(node, inputs=(x, node.inputs[1]), params=params)
 
-        Arguments:
-          like: as in `emit`.
-          x: the value.
-          fill: the scalar to pad with.
-          dim: the dim.
-          shape: padding before the first element, padding between elements, size of the result.
-        """
-        low, interior, out = shape
-        aval = self.graph.aval(x)
-        return self.emit(
-            like,
-            resize(aval, dim, out),
-            op="pad",
-            primitive=lax.pad_p,
-            params={"padding_config": padding(aval, dim, low, interior, out)},
-            inputs=(x, fill),
-        )
+    def kept(self, fill: Operand, part: Slice, dim: int) -> list[Slice]:
+        """A part of a value at its place, with copies of a scalar instead of the other elements."""
+        after = self.graph.aval(part.source).shape[dim] - part.start - part.size
+        return sum_pads((Slice(fill, 0, part.start), part, Slice(fill, 0, after)))
 
     def join(self, like: Node, dim: int, pieces: Sequence[Slice], x: Operand) -> int:
         """Slices one after the other along a dim, of the shape of a value."""
@@ -143,19 +119,18 @@ class Maker(Writer):
         total = self.wiring.maker(x)
         if total is None or total.op not in ("add", "add_any", "or"):
             return None
-        found: dict[int, Node] = {}
-        for operand in total.inputs:
-            node = self.wiring.maker(operand)
-            how = padded_at(node, dim) if node is not None else None
-            if node is None or how is None or how[1] != 2 or not is_zero(node.inputs[1]):
-                return None
-            found[how[0]] = node
+        found = {
+            how: node
+            for node in map(self.wiring.maker, total.inputs)
+            if node is not None and (how := padded_at(node, dim)) and is_zero(node.inputs[1])
+        }
         size = self.graph.aval(x).shape[dim]
-        if set(found) != {0, 1} or any(
+        if found.keys() != {(0, 2), (1, 2)} or any(
             2 * self.graph.aval(n.inputs[0]).shape[dim] != size for n in found.values()
         ):
             return None
-        return total, found[0].inputs[0], found[1].inputs[0], found[0].inputs[1]
+        (first, zero), (second, _) = found[0, 2].inputs, found[1, 2].inputs
+        return total, first, second, zero
 
 
 # ---- alignment ----------------------------------------------------------------------------------
@@ -165,15 +140,15 @@ class Maker(Writer):
 def with_alignment(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
     """A graph that computes on lifted values where that moves fewer elements, in regions too."""
     maker = Maker(Wiring(graph), asked, ids)
-    lifts: dict[int, _Lifting] = {}
+    lifts: dict[Node, _Lifting] = {}
     seen: set[int] = set()
     for node in graph.nodes:
         for lift in _lifts(maker, node, seen):
             if lift.saves() > 0 and lifts.keys().isdisjoint(lift.reached):
                 lifts |= dict.fromkeys(lift.replaced, lift)
-    for at, node in enumerate(graph.nodes):
-        if at in lifts:
-            lifts[at].write(at, node)
+    for node in graph.nodes:
+        if node in lifts:
+            lifts[node].write(node)
         else:
             maker.nodes.append((_put_back(maker, node) if node.op == "pad" else None) or node)
     if tuple(maker.nodes) == graph.nodes:
@@ -189,27 +164,21 @@ def _put_back(maker: Maker, node: Node) -> Node | None:
       maker: makes a further node.
       node: the pad.
     """
-    x, fill = node.inputs
-    graph, out = maker.graph, maker.graph.avals[node.outputs[0]]
-    for dim, size in enumerate(out.shape):
-        view, how = maker.view(x, dim), padded_at(node, dim)
-        if view is None or how is None or view.stride != 1 or not view.cuts_one_dim:
+    (x, fill), graph = node.inputs, maker.graph
+    view = maker.view(x)
+    for dim, size in enumerate(graph.avals[node.outputs[0]].shape if view.source != x else ()):
+        how, count = padded_at(node, dim), graph.aval(x).shape[dim]
+        if how is None or not count or not has_all_beside(graph, view, dim):
             continue
-        whole_size, count = graph.aval(view.source).shape[dim], graph.aval(x).shape[dim]
-        if not count:
-            continue
+        whole_size, start = graph.aval(view.source).shape[dim], view.cuts[dim][0]
         low, step = how if count > 1 else (how[0], -(-size // whole_size))
-        if low != view.start * step or not 0 <= size - 1 - (whole_size - 1) * step < step:
+        if low != start * step or not 0 <= size - 1 - (whole_size - 1) * step < step:
             continue
-        after = whole_size - view.start - count
-        part = Slice(view.source, view.start, count)
-        kept = sum_pads((Slice(fill, 0, view.start), part, Slice(fill, 0, after)))
+        kept = maker.kept(fill, Slice(view.source, start, count), dim)
         if step == 1:
             return join_node(node, dim, kept)
         masked = maker.join(node, dim, kept, view.source)
-        config = padding(graph.aval(masked), dim, 0, step - 1, size)
-        params = {"padding_config": config}
-        return dataclasses.replace(node, inputs=(masked, fill), params=params)
+        return maker.padded(node, masked, dim, (0, step - 1, size))
     return None
 
 
@@ -223,10 +192,9 @@ def _lifts(maker: Maker, node: Node, seen: set[int]) -> "Iterator[_Lifting]":
     """
     if node.op != "concatenate":
         return
-    dim, at, graph = int(node.params["dimension"]), 0, maker.graph
+    dim, graph = int(node.params["dimension"]), maker.graph
     total = graph.avals[node.outputs[0]].shape[dim]
-    for operand in node.inputs:
-        size = graph.aval(operand).shape[dim]
+    for operand, at, size in places(graph, node):
         if isinstance(operand, int) and at and size and operand not in seen:
             cluster = cluster_of(maker.wiring, operand, dim)
             if cluster is not None and operand in cluster.dims:
@@ -235,7 +203,6 @@ def _lifts(maker: Maker, node: Node, seen: set[int]) -> "Iterator[_Lifting]":
                 avals = map(graph.aval, cluster.leaves)
                 if not any(_jax.is_extended(a.dtype) for a in avals):
                     yield _Lifting(maker, cluster, size=size, by=at, total=total)
-        at += size
 
 
 class _Lifting:
@@ -253,31 +220,30 @@ class _Lifting:
         self.maker, self.graph, self.cluster = maker, maker.graph, cluster
         self.size, self.by, self.total = size, by, total
         self.lifted: dict[Operand, Operand] = {}
-        self.views: list[tuple[Strided, Operand]] = []
+        self.views: list[tuple[View, Operand]] = []
         self.reads = list(self._reads())
-        self.reached = {at for at, *_ in self.reads} | cluster.nodes.keys()
-        changed = {at for at, _, joins, how in self.reads if joins or how is not None}
+        self.reached = {node for node, *_ in self.reads} | cluster.nodes.keys()
+        changed = {node for node, _, joins, how in self.reads if joins or how is not None}
         self.replaced = changed | cluster.nodes.keys()
 
     # ---- what moves ------------------------------------------------------------------------------
 
-    def _reads(self) -> Iterator[tuple[int, int, bool, tuple[int, int] | None]]:
-        """The reads of the cluster's values by other nodes: the position of the node, the value,
-        whether the node puts it where it is lifted to, and where a pad puts it (`padded_at`)."""
+    def _reads(self) -> Iterator[tuple[Node, int, bool, tuple[int, int] | None]]:
+        """The reads of the cluster's values by other nodes: the node, the value, whether the node
+        puts it where it is lifted to, and where a pad puts it (`padded_at`)."""
         for value, dim in self.cluster.dims.items():
-            for at in dict.fromkeys(self.maker.wiring.readers.get(value, ())):
-                node = self.graph.nodes[at]
-                if at not in self.cluster.nodes:
+            for node, made in self.maker.wiring.beside(value):
+                if not made and node not in self.cluster.nodes:
                     how = padded_at(node, dim) if node.inputs[0] == value else None
-                    yield at, value, self.joins(node, value), how
+                    yield node, value, self.joins(node, value), how
 
     def saves(self) -> float:
         """The bytes that each device sends less to its neighbour, where a dim is split."""
         saved = 0.0
         for leaf, dim in self.cluster.leaves.items():
-            view = self.maker.view(leaf, dim)
-            was = view is not None and view.start >= view.stride
-            moves = view is None or not 0 <= self.first(view) < view.stride
+            start, _, stride = self.maker.view(leaf).cuts[dim]
+            was = start >= stride
+            moves = not 0 <= start - stride * self.by < stride
             saved += (was - moves) * bytes_beside(self.graph.aval(leaf), dim)
         across = {v: bytes_beside(self.graph.avals[v], d) for v, d in self.cluster.dims.items()}
         stays = across.keys() & self.maker.asked
@@ -292,27 +258,20 @@ class _Lifting:
                 stays.add(value)
         return saved - sum(across[value] for value in stays)
 
-    def first(self, view: Strided) -> int:
-        """The element of a slice's source that is first in the lifted slice."""
-        return view.start - view.stride * self.by
-
     def joins(self, node: Node, value: int) -> bool:
         """Whether a node concatenates a value at the place that it is lifted to."""
         dim = self.cluster.dims[value]
         if node.op != "concatenate" or node.params["dimension"] != dim:
             return False
-        avals = [self.graph.aval(o) for o in node.inputs]
-        ends = itertools.accumulate((a.shape[dim] for a in avals), initial=0)
-        at = [end for end, operand in zip(ends, node.inputs, strict=False) if operand == value]
-        total = sum(a.shape[dim] for a in avals)
-        return at == [self.by] and total == self.total
+        at = [start for o, start, _ in places(self.graph, node) if o == value]
+        return at == [self.by] and self.graph.avals[node.outputs[0]].shape[dim] == self.total
 
     # ---- new nodes -------------------------------------------------------------------------------
 
-    def write(self, at: int, node: Node) -> None:
+    def write(self, node: Node) -> None:
         """Writes down the nodes that replace one: of the cluster, or a reader of its values."""
-        if at in self.cluster.nodes:
-            self.compute(node, dict(self.cluster.nodes[at]))
+        if node in self.cluster.nodes:
+            self.compute(node, dict(self.cluster.nodes[node]))
         else:
             self.maker.nodes.append(self.join(node) if node.op == "concatenate" else self.pad(node))
 
@@ -336,7 +295,7 @@ class _Lifting:
         for value, out in zip(node.outputs, outputs, strict=True):
             dim, shape = split[value], graph.avals[value].shape
             cut = (self.by, self.by + shape[dim], 1)
-            self.maker.slice(node, out, (*whole(shape[:dim]), cut, *whole(shape[dim + 1 :])), value)
+            self.maker.slice(node, out, with_cut(whole(shape), dim, cut), value)
             self.lifted[value] = out
 
     def operand(self, node: Node, operand: Operand) -> Operand:
@@ -348,44 +307,41 @@ class _Lifting:
     def leaf(self, node: Node, operand: Operand) -> Operand:
         """A lifted leaf: a slice that begins earlier, or a shifted array."""
         dim = self.cluster.leaves[operand]
-        view = self.maker.view(operand, dim)
-        if view is None:
-            return self.maker.shift(node, operand, dim, self.by, self.total)
-        shape, first = self.graph.aval(view.source).shape, self.first(view)
-        last = first + (self.total - 1) * view.stride
+        view = self.maker.view(operand)
+        start, _, stride = view.cuts[dim]
+        shape, first = self.graph.aval(view.source).shape, start - stride * self.by
+        last = first + (self.total - 1) * stride
         if first >= 0 and last < shape[dim]:
-            cuts = (*view.cuts[:dim], (first, last + 1, view.stride), *view.cuts[dim + 1 :])
+            cuts = with_cut(view.cuts, dim, (first, last + 1, stride))
             is_whole = cuts == whole(shape)
             found = view.source if is_whole else self.maker.slice(node, view.source, cuts)
-            self.views.append((view._replace(start=first), found))
+            self.views.append((View(view.source, cuts), found))
             return found
-        if view.stride == 1 and view.cuts_one_dim:
+        if has_all_beside(self.graph, view, dim):
             return self.maker.shift(node, view.source, dim, -first, self.total)
         return self.maker.shift(node, operand, dim, self.by, self.total)
 
     def join(self, node: Node) -> Node:
         """A concatenation of lifted operands, each at its place."""
-        dim, at = int(node.params["dimension"]), 0
-        pieces: list[Slice] = []
-        for operand in node.inputs:
-            size = self.graph.aval(operand).shape[dim]
-            if operand in self.cluster.dims and at == self.by:
-                pieces.append(Slice(self.lifted[operand], at, size))
-            else:
-                pieces.append(self.in_place(operand, dim, at, size))
-            at += size
+        dim = int(node.params["dimension"])
+        pieces = [
+            Slice(self.lifted[o], at, size)
+            if o in self.cluster.dims and at == self.by
+            else self.in_place(o, dim, at, size)
+            for o, at, size in places(self.graph, node)
+        ]
         return join_node(node, dim, pieces)
 
     def in_place(self, operand: Operand, dim: int, at: int, size: int) -> Slice:
         """An operand of a concatenation as a part of a lifted slice of the same array, if there is
         one that has the same elements at the same place."""
-        own = self.maker.view(operand, dim)
-        if own is None:
-            return Slice(operand, 0, size)
+        own = self.maker.view(operand)
+        start, _, stride = own.cuts[dim]
         for view, lifted in self.views:
-            stride = own.stride if size > 1 else view.stride
-            same = own.source == view.source and own.beside == view.beside
-            if same and stride == view.stride and own.start == view.start + at * stride:
+            first, _, step = view.cuts[dim]
+            beside = with_cut(own.cuts, dim, view.cuts[dim])
+            is_at = start == first + at * step and (size == 1 or stride == step)
+            if is_at and View(own.source, beside) == view:
                 return Slice(lifted, at, size)
         return Slice(operand, 0, size)
 
@@ -402,9 +358,6 @@ class _Lifting:
         after = self.total - self.by - self.size
         ends = low + (self.size - 1) * step  # the last element of the value itself
         if (low >= step and self.by) or (after and ends + step < out):
-            part = Slice(lifted, self.by, self.size)
-            pieces = sum_pads((Slice(fill, 0, self.by), part, Slice(fill, 0, after)))
-            lifted = self.maker.join(node, dim, pieces, lifted)
-        first = low - self.by * step
-        params = {"padding_config": padding(self.graph.aval(lifted), dim, first, step - 1, out)}
-        return dataclasses.replace(node, inputs=(lifted, fill), params=params)
+            kept = self.maker.kept(fill, Slice(lifted, self.by, self.size), dim)
+            lifted = self.maker.join(node, dim, kept, lifted)
+        return self.maker.padded(node, lifted, dim, (low - self.by * step, step - 1, out))

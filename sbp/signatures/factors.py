@@ -29,7 +29,8 @@ class FactorMap:
       ins: for each operand, the factors of its dims.
       outs: for each result, the factors of its dims.
       contract: the monoid that joins the parts of a result where operands have a factor that no
-          result has; None where such a factor has no row.
+          result has; such a factor has no row for None, and where the result cannot have the
+          monoid.
       accumulate: positions of operands that the reduction is added to, such as the first one of a
           scatter; they are partial in rows that split a reduced factor.
       masks_padding: whether the kernel replaces padding by the monoid's neutral element. If not,
@@ -78,7 +79,8 @@ def split_rows(op: Op, m: FactorMap) -> list[Row]:
         on_operand = any(factor in dims for dims in m.ins)
         missing = [factor not in dims for dims in m.outs]
         if on_operand and any(missing):
-            if m.contract is None or not all(missing) or not (m.masks_padding or op.divides(size)):
+            is_partial = all(missing) and m.contract in admissible(op.outs[0].dtype)
+            if m.contract is None or not is_partial or not (m.masks_padding or op.divides(size)):
                 continue
             for position in m.accumulate:
                 ins[position] = Unreduced(m.contract)
@@ -164,13 +166,14 @@ def monoid_rows(op: Op, *monoids: str, positions: Sequence[int] | None = None) -
 
     Arguments:
       op: the equation.
-      monoids: the monoids, one for each row.
+      monoids: the monoids, one for each row. Those that the result cannot have have no row.
       positions: the operands that are partial; None for all.
     """
     chosen = range(len(op.ins)) if positions is None else positions
     return [
         Row(tuple(atom if i in chosen else B for i in range(len(op.ins))), (atom,) * len(op.outs))
         for atom in map(Unreduced, monoids)
+        if atom.monoid in admissible(op.outs[0].dtype)
     ]
 
 

@@ -2,11 +2,9 @@
 are mirrored, and casts to narrower types are moved; and the clusters that rewrites move as one."""
 
 import functools
-import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,6 +15,7 @@ from sbp import _jax
 from sbp.signatures.rule import Op, Row, rule_for, traits_of
 from sbp.trace.graph import (
     LOOPS,
+    Dataflow,
     Graph,
     Node,
     Operand,
@@ -26,7 +25,7 @@ from sbp.trace.graph import (
     rewriting,
     with_body_constants,
 )
-from sbp.trace.slices import Writer, cuts_of, slicing, without_unread
+from sbp.trace.slices import Writer, slicing, view_of, with_cut, without_unread
 from sbp.types import Split
 
 # ---- clusters -----------------------------------------------------------------------------------
@@ -37,68 +36,52 @@ Bound = tuple[Operand, int]
 """An operand or result of a node, with a dim that the node computes together with others."""
 
 
-class Wiring:
-    """Who makes and who reads the values of a graph.
+@dataclass(frozen=True)
+class Wiring(Dataflow):
+    """Who makes and who reads the values of a graph, and which dims nodes compute index by index.
 
     Arguments:
-      graph: the graph, without the nodes of its regions.
-
-    Attributes:
-      makers: for each value, the position of its node.
-      readers: for each value, the positions of the nodes that read it.
+      graph: the graph.
       rows: rows of nodes that were asked for.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.rows = graph, dict[int, tuple[Row, ...]]()
-        self.makers = {v: at for at, node in enumerate(graph.nodes) for v in node.outputs}
-        self.readers = defaultdict[Operand, list[int]](list)
-        for at, node in enumerate(graph.nodes):
-            for operand in node.inputs:
-                self.readers[operand].append(at)
+    rows: dict[Node, tuple[Row, ...]] = field(default_factory=dict)
 
-    def maker(self, operand: Operand) -> Node | None:
-        """The node that makes a value; None for inputs of the graph and constants."""
-        at = self.makers.get(operand) if isinstance(operand, int) else None
-        return None if at is None else self.graph.nodes[at]
-
-    def beside(self, value: int) -> list[tuple[int, bool]]:
-        """The positions of the nodes that read a value, and of the node that makes it, each with
-        whether it makes the value."""
-        found = [(at, False) for at in self.readers.get(value, ())]
+    def beside(self, value: int) -> list[tuple[Node, bool]]:
+        """The nodes that read a value, and the node that makes it, each with whether it makes the
+        value."""
+        found = [(node, False) for node in self.readers.get(value, ()) if node is not None]
         return found + ([(self.makers[value], True)] if value in self.makers else [])
 
-    def pointwise(self, at: int, value: Operand, dim: int, made: bool) -> Sequence[Bound]:
+    def pointwise(self, node: Node, value: Operand, dim: int, made: bool) -> Sequence[Bound]:
         """The operands and results of a node that a row splits together with one of them, if the
         node computes each index of the dim without the others; none for other nodes.
 
         Arguments:
-          at: the position of the node.
+          node: the node.
           value: the operand or result.
           dim: its dim.
           made: whether the value is a result.
         """
-        node = self.graph.nodes[at]
-        for row in self._rows(at):
+        for row in self._rows(node):
             values, atoms = (node.outputs, row.outs) if made else (node.inputs, row.ins)
             pairs = zip(values, atoms, strict=True)
             if {atom for v, atom in pairs if v is value or v == value} == {Split(dim)}:
                 return split_values(node, row)
         return ()
 
-    def _rows(self, at: int) -> tuple[Row, ...]:
+    def _rows(self, node: Node) -> tuple[Row, ...]:
         """The rows that split a dim in all results of a node, and compute each index without the
         others."""
-        if at not in self.rows:
-            node = self.graph.nodes[at]
+        if node not in self.rows:
             makers = [self.maker(o) for o in node.inputs]
             # A sum of pads puts arrays side by side: it is no computation.
             is_sum_of_pads = all(m is not None and m.op == "pad" for m in makers)
             found: Sequence[Row] = ()
             if traits_of(node.op).pointwise and not is_sum_of_pads:
                 found = self._rows_on(node, 1)
-            self.rows[at] = tuple(row for row in found if self._is_by_index(node, row))
-        return self.rows[at]
+            self.rows[node] = tuple(row for row in found if self._is_by_index(node, row))
+        return self.rows[node]
 
     def _rows_on(self, node: Node, n: int) -> Sequence[Row]:
         """The rows of a node on `n` devices."""
@@ -123,12 +106,12 @@ class Cluster:
     """Operations on values that have one size along a dim, each index by itself.
 
     Arguments:
-      nodes: the operands and results that each node binds, by its position in the graph.
+      nodes: the operands and results that each node binds.
       dims: the dim of each value that a node of the cluster makes.
       leaves: the dim of each other value that the nodes read.
     """
 
-    nodes: dict[int, Sequence[Bound]]
+    nodes: dict[Node, Sequence[Bound]]
     dims: dict[int, int]
     leaves: dict[Operand, int]
 
@@ -147,27 +130,27 @@ def bound_to(
     wiring: Wiring,
     value: int,
     dim: int,
-    along: Callable[[int, Operand, int, bool], Sequence[Bound]],
-) -> tuple[dict[Operand, int], dict[int, Sequence[Bound]]] | None:
+    along: Callable[[Node, Operand, int, bool], Sequence[Bound]],
+) -> tuple[dict[Operand, int], dict[Node, Sequence[Bound]]] | None:
     """The values that nodes bind to a dim of a value, each with its dim, and what each of these
-    nodes binds, by its position; None where a value would have two dims.
+    nodes binds; None where a value would have two dims.
 
     Arguments:
       wiring: the graph.
       value: the value.
       dim: its dim.
-      along: what a node binds together, from its position, a value that it reads or makes, the dim
-        of that, and whether it makes it; nothing for a node that binds nothing.
+      along: what a node binds together, from the node, a value that it reads or makes, the dim of
+        that, and whether it makes it; nothing for a node that binds nothing.
     """
     dims: dict[Operand, int] = {value: dim}
-    nodes: dict[int, Sequence[Bound]] = {}
+    nodes: dict[Node, Sequence[Bound]] = {}
     pending: list[Operand] = [value]
     while pending:
         found = pending.pop()
-        for at, made in wiring.beside(found) if isinstance(found, int) else ():
-            bound = () if at in nodes else along(at, found, dims[found], made)
+        for node, made in wiring.beside(found) if isinstance(found, int) else ():
+            bound = () if node in nodes else along(node, found, dims[found], made)
             if bound:
-                nodes[at] = bound
+                nodes[node] = bound
                 pending += dict.fromkeys(v for v, _ in bound if v not in dims)
                 if any(dims.setdefault(v, d) != d for v, d in bound):
                     return None
@@ -187,9 +170,9 @@ def cluster_of(wiring: Wiring, value: int, dim: int) -> Cluster | None:
     if found is None:
         return None
     dims, nodes = found
-    made = {v for at in nodes for v in wiring.graph.nodes[at].outputs}
+    made = {v for node in nodes for v in node.outputs}
     return Cluster(
-        nodes=dict(sorted(nodes.items())),
+        nodes=nodes,
         dims={v: d for v, d in dims.items() if isinstance(v, int) and v in made},
         leaves={v: d for v, d in dims.items() if v not in made},
     )
@@ -217,24 +200,24 @@ def reversed_dims(node: Node) -> tuple[int, ...]:
     return tuple(map(int, node.params["dimensions"])) if node.op == "rev" else ()
 
 
-def along_with(wiring: Wiring, at: int, value: Operand, dim: int, made: bool) -> Sequence[Bound]:
+def along_with(wiring: Wiring, node: Node, value: Operand, dim: int, made: bool) -> Sequence[Bound]:
     """The operands and results of a node that are reversed together with one of them, each with its
     dim; none for a node that has no mirror image.
 
     Arguments:
       wiring: the graph.
-      at: the position of the node.
+      node: the node.
       value: one of its operands or results.
       dim: the dim of it that is reversed.
       made: whether it is a result.
     """
-    node, aval = wiring.graph.nodes[at], wiring.graph.aval
+    aval = wiring.graph.aval
     moves = node.op in _MOVING or (node.op == "rev" and dim not in reversed_dims(node))
     cumulative = node.op in _CUMULATIVE and node.params["axis"] == dim
     if moves or cumulative or traits_of(node.op).elementwise:
         found = [(v, dim) for v in (*node.inputs, *node.outputs) if aval(v).shape]
     else:
-        found = wiring.pointwise(at, value, dim, made)
+        found = wiring.pointwise(node, value, dim, made)
     dims = dict(found)
     has_one_dim = len(set(found)) == len(dims) and set(node.outputs) <= dims.keys()
     return list(dims.items()) if has_one_dim else ()
@@ -252,13 +235,12 @@ def mirror_image(graph: Graph, node: Node, dims: Mapping[Operand, int]) -> dict[
     dim, params = dims[node.outputs[0]], node.params
     match node.op:
         case "slice":
-            cuts = cuts_of(node, node.outputs[0], graph.aval(node.inputs[0]).shape)
-            assert cuts is not None
-            start, end, stride = cuts[dim]
-            size = graph.aval(node.inputs[0]).shape[dim]
+            view = view_of(graph, node, node.outputs[0])
+            start, end, stride = view.cuts[dim]
+            size = graph.aval(view.source).shape[dim]
             last = start + (end - 1 - start) // stride * stride
             turned = (size - 1 - last, size - start, stride) if start < end else (0, 0, 1)
-            return slicing((*cuts[:dim], turned, *cuts[dim + 1 :]))
+            return slicing(with_cut(view.cuts, dim, turned))
         case "split" if params["axis"] == dim:
             sizes = tuple(params["sizes"][::-1])
             return {"params": {**params, "sizes": sizes}, "outputs": node.outputs[::-1]}
@@ -331,7 +313,7 @@ class _Part(Writer):
       along: the nodes, each with its dims.
       sources: for each reversal, its operand.
       reversals: for each of these operands, its reversal.
-      mirrored: the positions of the nodes that are mirrored.
+      mirrored: the nodes that are mirrored.
       nodes: the nodes of the graph with mirror images, so far.
       made: for each form of a value that these make, its number.
     """
@@ -342,12 +324,12 @@ class _Part(Writer):
         asked: Set[int],
         ids: Iterator[int],
         dims: dict[Operand, int],
-        nodes: Mapping[int, Sequence[Bound]],
+        nodes: Mapping[Node, Sequence[Bound]],
     ) -> None:
         super().__init__(wiring.graph, asked, ids)
         self.wiring, self.dims = wiring, dims
-        self.along = {at: dict(bound) for at, bound in nodes.items()}
-        self.mirrored = set(nodes)
+        self.along = {node: dict(nodes[node]) for node in wiring.graph.nodes if node in nodes}
+        self.mirrored = set[Node]()
         self.made: dict[tuple[Operand, bool], Operand] = {}
         self.sources: dict[Operand, Operand] = {}
         self.reversals: dict[Operand, int] = {}
@@ -363,28 +345,25 @@ class _Part(Writer):
         """Leaves out nodes whose mirror images reverse no fewer bytes; whether those that remain
         reverse fewer bytes than the program."""
         values = {self.sources.get(v, v) for v in self.dims}
-        was = self._with(set(self.mirrored), values)
+        was = self._costs(values)
+        self.mirrored = set(self.along)
         changed = True
         while changed:
             changed = False
-            for at in itertools.chain(sorted(self.along), sorted(self.along, reverse=True)):
-                beside = {self.sources.get(v, v) for v in self.along[at]}
-                before, after = self._costs(beside), self._with({at}, beside)
-                if after < before or (after == before and at in self.mirrored):
-                    self.mirrored.symmetric_difference_update({at})
+            for node in (*self.along, *reversed(self.along)):
+                beside = {self.sources.get(v, v) for v in self.along[node]}
+                before = self._costs(beside)
+                self.mirrored ^= {node}
+                after = self._costs(beside)
+                if after > before or (after == before and node in self.mirrored):
+                    self.mirrored ^= {node}
+                else:
                     changed = True
         return self._costs(values) < was
 
     def _costs(self, values: Set[Operand]) -> int:
         """The bytes that are reversed to make values."""
         return sum(map(self._cost, values))
-
-    def _with(self, nodes: Set[int], values: Set[Operand]) -> int:
-        """The bytes that are reversed to make values, with other forms of some nodes."""
-        self.mirrored.symmetric_difference_update(nodes)
-        found = self._costs(values)
-        self.mirrored.symmetric_difference_update(nodes)
-        return found
 
     def _cost(self, value: Operand) -> int:
         """The bytes that are reversed to make the forms of a value that are read.
@@ -394,8 +373,7 @@ class _Part(Writer):
         """
         if self.is_free(value):
             return 0
-        at = self.wiring.makers.get(value) if isinstance(value, int) else None
-        made = self.is_mirrored(at, value)
+        made = self.is_mirrored(self.wiring.maker(value), value)
         aval = self.graph.aval(value)
         size = math.prod(aval.shape) * _jax.itemsize(aval.dtype)
         return size if self.is_read(value, not made) else 0
@@ -411,15 +389,15 @@ class _Part(Writer):
         for form, turned in ((value, False), (other, True)):
             if isinstance(form, int):
                 nodes = self.wiring.readers.get(form, ())
-                readers = [at for at in nodes if self.graph.nodes[at].outputs != (other,)]
-                read = {turned != self.is_mirrored(at, form) for at in readers}
+                readers = [n for n in nodes if n is not None and n.outputs != (other,)]
+                read = {turned != self.is_mirrored(n, form) for n in readers}
                 if is_reversed in read or (form in self.asked and turned == is_reversed):
                     return True
         return False
 
-    def is_mirrored(self, at: int | None, value: Operand) -> bool:
+    def is_mirrored(self, node: Node | None, value: Operand) -> bool:
         """Whether a node is mirrored and has the other form of a value therefore."""
-        return at in self.mirrored and value in self.along[at]
+        return node in self.mirrored and value in self.along[node]
 
     def is_free(self, value: Operand) -> bool:
         """Whether both forms of a value are made without a reversal: they are equal, or count."""
@@ -441,15 +419,15 @@ class _Part(Writer):
 
     def run(self) -> tuple[Node, ...]:
         """All nodes, in an order in which each one comes after those that it reads."""
-        for at, node in enumerate(self.graph.nodes):
+        for node in self.graph.nodes:
             if node.outputs[:1] and node.outputs[0] in self.sources:
                 continue
-            inputs = tuple(self.operand(node, at, v) for v in node.inputs)
-            if at not in self.mirrored:
+            inputs = tuple(self.operand(node, node, v) for v in node.inputs)
+            if node not in self.mirrored:
                 self.nodes.append(replace(node, inputs=inputs))
                 self.made.update({(v, False): v for v in node.outputs})
                 continue
-            fields = mirror_image(self.graph, node, self.along[at])
+            fields = mirror_image(self.graph, node, self.along[node])
             outputs = tuple(self.name(v, True) for v in fields.get("outputs", node.outputs))
             if "inputs" in fields:
                 inputs = inputs[::-1]
@@ -468,22 +446,22 @@ class _Part(Writer):
         self.made[value, is_reversed] = found
         return found
 
-    def operand(self, reader: Node, at: int | None, value: Operand) -> Operand:
+    def operand(self, like: Node, reader: Node | None, value: Operand) -> Operand:
         """What a node reads now instead of an operand; it is made before the node.
 
         Arguments:
-          reader: the node.
-          at: its position; None for what is read outside of the nodes.
+          like: the node, or another one at whose line it is made.
+          reader: the node; None for what is read outside of the nodes.
           value: the operand.
         """
         if value not in self.dims:
             return value
         source = self.sources.get(value, value)
-        turned = (value in self.sources) != self.is_mirrored(at, value)
+        turned = (value in self.sources) != self.is_mirrored(reader, value)
         if (source, turned) not in self.made:
             if not turned and self.wiring.maker(source) is None:
                 return source
-            self.make(reader, source, turned)
+            self.make(like, source, turned)
         return self.made[source, turned]
 
     def make(self, reader: Node, value: Operand, is_reversed: bool) -> None:

@@ -55,18 +55,58 @@ def slicing(cuts: Cuts) -> dict[str, Any]:
     return {"op": "slice", "primitive": lax.slice_p, "params": params}
 
 
-def cuts_of(
-    node: Node, value: Operand, shape: tuple[Any, ...], *, symbolic: bool = False
-) -> Cuts | None:
-    """Where a node cuts its first operand to make a value; None for nodes that do something else.
+def with_cut(cuts: Cuts, dim: int, cut: Cut) -> Cuts:
+    """Cuts with another one along a dim."""
+    return (*cuts[:dim], cut, *cuts[dim + 1 :])
+
+
+def resize(aval: Any, dim: int, size: Any) -> Any:
+    """An aval with another size of one dim."""
+    return aval.update(shape=(*aval.shape[:dim], size, *aval.shape[dim + 1 :]))
+
+
+def padding(aval: Any, dim: int, low: int, interior: int, out: int) -> tuple[Any, ...]:
+    """The parameter of a pad along one dim.
 
     Arguments:
-      node: the node.
-      value: one of its results.
-      shape: the shape of its first operand.
-      symbolic: whether cuts may be symbolic; otherwise None for these.
+      aval: the operand.
+      dim: the dim.
+      low: padding before the first element; negative to cut off.
+      interior: padding between elements.
+      out: number of elements of the result.
     """
+    high = out - low - (aval.shape[dim] - 1) * (interior + 1) - 1
+    rank = len(aval.shape)
+    return tuple((low, high, interior) if d == dim else (0, 0, 0) for d in range(rank))
+
+
+class View(NamedTuple):
+    """A value as a slice of another one.
+
+    Arguments:
+      source: the other value.
+      cuts: where it is cut.
+    """
+
+    source: Operand
+    cuts: Cuts
+
+
+def view_of(graph: Graph, node: Node | None, value: Operand, *, symbolic: bool = False) -> View:
+    """A value as a slice of the first operand of its node, or of itself if nothing cuts it out.
+
+    Arguments:
+      graph: the graph.
+      node: makes the value; None for an input or a constant.
+      value: the value.
+      symbolic: whether cuts may be symbolic; otherwise such a value is a slice of itself.
+    """
+    own = View(value, whole(graph.aval(value).shape))
+    if node is None or node.op not in ("slice", "split", "pad"):
+        return own
     params = node.params
+    source = node.inputs[0]
+    shape = graph.aval(source).shape
     match node.op:
         case "slice":
             strides = params["strides"] or (1,) * len(shape)
@@ -74,100 +114,54 @@ def cuts_of(
         case "split":
             ends = list(itertools.accumulate(params["sizes"], initial=0))
             at = node.outputs.index(value)
-            cut = (ends[at], ends[at + 1], 1)
-            cuts = [cut if d == params["axis"] else (0, s, 1) for d, s in enumerate(shape)]
-        case "pad" if all(
-            isinstance(size, int | np.integer) and size <= 0
-            for edges in params["padding_config"]
-            for size in edges
-        ):
-            sides = zip(params["padding_config"], shape, strict=True)
-            cuts = [(-low, size + high, 1) for (low, high, _), size in sides]
+            cuts = with_cut(whole(shape), params["axis"], (ends[at], ends[at + 1], 1))
         case _:
-            return None
+            sides = params["padding_config"]
+            if not all(at_most(size, 0) for edges in sides for size in edges):
+                return own
+            pairs = zip(sides, shape, strict=True)
+            cuts = [(-low, size + high, 1) for (low, high, _), size in pairs]
     found = tuple((plain(a), plain(b), plain(c)) for a, b, c in cuts)
     is_static = all(isinstance(i, int) for cut in found for i in cut)
-    return found if is_static or symbolic else None
+    return View(source, found) if is_static or symbolic else own
 
 
-class Strided(NamedTuple):
-    """A value as every `stride`-th element of another one, along a dim.
-
-    Arguments:
-      source: the other value.
-      cuts: where the source is cut, for each dim.
-      start: the first element along the dim.
-      stride: the distance of two elements in the source.
-      beside: where the slice cuts other dims.
-      cuts_one_dim: whether it has all elements along the other dims.
-    """
-
-    source: Operand
-    cuts: Cuts
-    start: Any
-    stride: int
-    beside: Cuts
-    cuts_one_dim: bool
-
-
-def view_of(
-    graph: Graph, node: Node | None, value: Operand, dim: int, *, symbolic: bool = False
-) -> Strided | None:
-    """The slice that a value is; None for values that are not cut out of others.
-
-    Arguments:
-      graph: the graph.
-      node: makes the value; None for an input or a constant.
-      value: the value.
-      dim: the dim along which it is looked at.
-      symbolic: as in `cuts_of`.
-    """
-    if node is None or node.op not in ("slice", "split"):
-        return None
-    (source,) = node.inputs
-    shape = graph.aval(source).shape
-    cuts = cuts_of(node, value, shape, symbolic=symbolic)
-    if cuts is None:
-        return None
-    beside, others = cuts[:dim] + cuts[dim + 1 :], whole(shape[:dim] + shape[dim + 1 :])
-    return Strided(source, cuts, cuts[dim][0], cuts[dim][2], beside, beside == others)
+def has_all_beside(graph: Graph, view: View, dim: int) -> bool:
+    """Whether a slice has neighbouring elements along a dim, and all elements along other dims."""
+    shape = graph.aval(view.source).shape
+    return view.cuts[dim][2] == 1 and with_cut(view.cuts, dim, (0, shape[dim], 1)) == whole(shape)
 
 
 @rewriting
 def with_slices(graph: Graph, _: Set[int], __: Iterator[int]) -> Graph:
     """A graph in which slices read the arrays that were sliced first, in regions too. A pad that
     only cuts off edges is a slice."""
-    sources: dict[int, tuple[Operand, Cuts]] = {}
+    makers: dict[Operand, Node] = {}
     nodes = []
     for node in graph.nodes:
         if node.op in ("slice", "pad"):
-            node = _compose(graph, node, sources)
-        for value in node.outputs if node.op in ("slice", "split") else ():
-            cuts = cuts_of(node, value, graph.aval(node.inputs[0]).shape)
-            if cuts is not None:
-                sources[value] = (node.inputs[0], cuts)
+            node = _compose(graph, node, makers)
+        makers.update(dict.fromkeys(node.outputs, node))
         nodes.append(node)
     return dataclasses.replace(graph, nodes=tuple(nodes))
 
 
-def _compose(graph: Graph, node: Node, sources: dict[int, tuple[Operand, Cuts]]) -> Node:
+def _compose(graph: Graph, node: Node, makers: dict[Operand, Node]) -> Node:
     """A slice of what its operand was cut out of.
 
     Arguments:
       graph: the graph.
       node: a slice or a pad.
-      sources: for each slice before it, its operand and its cuts.
+      makers: for each value before it, the node that makes the value.
     """
-    x = node.inputs[0]
-    cuts = cuts_of(node, node.outputs[0], graph.aval(x).shape)
-    if cuts is None or not cuts or any(start >= end for start, end, _ in cuts):
+    x, cuts = view_of(graph, node, node.outputs[0])
+    if x == node.outputs[0] or not cuts or any(start >= end for start, end, _ in cuts):
         return node
-    if isinstance(x, int) and x in sources:
-        x, first = sources[x]
-        cuts = tuple(map(_through, first, cuts))
-    elif node.op == "slice":
+    first = view_of(graph, makers.get(x), x)
+    if first.source == x and node.op == "slice":
         return node
-    return dataclasses.replace(node, inputs=(x,), **slicing(cuts))
+    cuts = tuple(map(_through, first.cuts, cuts))
+    return dataclasses.replace(node, inputs=(first.source,), **slicing(cuts))
 
 
 def _through(first: Cut, then: Cut) -> Cut:
@@ -214,11 +208,12 @@ Padded = tuple[Slice, Slice, Slice]
 
 
 def sum_pads(first: Padded, *others: Padded) -> list[Slice]:
-    """The slices of a pad, or of the sum of two pads with zeros; none where the slices of the two
-    overlap."""
+    """The slices of a pad, or of the sum of two pads with zeros; none for other sums, and where the
+    slices of the two overlap."""
     slices = [[*first]] if not others else []
     for (before, left, _), (low, right, after) in itertools.permutations((first, *others), 2):
-        if at_most(before.size + left.size, low.size):
+        are_zeros = is_zero(before.source) and is_zero(low.source)
+        if are_zeros and at_most(before.size + left.size, low.size):
             zeros = before._replace(size=low.size - before.size - left.size)
             end = before._replace(size=after.size)
             slices.append([before, left, zeros, right, end])
@@ -269,30 +264,27 @@ def with_single_pads(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph
         )
         readers = sliced if is_sum or node.op in ("slice", "split") else others
         readers.update(o for o in node.inputs if isinstance(o, int))
-    nodes: list[Node] = []
+    writer = Writer(graph, asked, ids)
     for node in graph.nodes:
-        is_sliced = node.op == "pad" and node.outputs[0] in sliced and node.outputs[0] not in others
-        nodes += _single_pads(graph, node, ids) if is_sliced else [node]
-    return dataclasses.replace(graph, nodes=tuple(nodes))
+        if node.op == "pad" and node.outputs[0] in sliced and node.outputs[0] not in others:
+            _single_pads(writer, node)
+        else:
+            writer.nodes.append(node)
+    return dataclasses.replace(graph, nodes=tuple(writer.nodes))
 
 
-def _single_pads(graph: Graph, pad: Node, ids: Iterator[int]) -> list[Node]:
-    """A pad as pads of one dim each, in the order of the dims."""
-    config = [tuple(c) for c in pad.params["padding_config"]]
-    dims = [d for d, c in enumerate(config) if c != (0, 0, 0)]
-    nodes: list[Node] = []
-    x, shape = pad.inputs[0], list(graph.aval(pad.inputs[0]).shape)
+def _single_pads(writer: "Writer", pad: Node) -> None:
+    """Writes down a pad as pads of one dim each, in the order of the dims."""
+    x, fill = pad.inputs
+    config = pad.params["padding_config"]
+    dims = [d for d, c in enumerate(config) if tuple(c) != (0, 0, 0)] or [0]
+    before = writer.graph.aval(x).shape
+    out = writer.graph.avals[pad.outputs[0]]
     for d in dims:
-        (value,), number = pad.outputs, pad.id
-        shape[d] = graph.avals[value].shape[d]
-        if d != dims[-1]:
-            aval = graph.avals[value].update(shape=tuple(shape))
-            value, number = graph.new_value(aval), next(ids)
-        own = tuple(c if e == d else (0, 0, 0) for e, c in enumerate(config))
-        fields = {"inputs": (x, pad.inputs[1]), "outputs": (value,), "id": number}
-        nodes.append(dataclasses.replace(pad, params={"padding_config": own}, **fields))
-        x = value
-    return nodes or [pad]
+        own = tuple(tuple(c) if e == d else (0, 0, 0) for e, c in enumerate(config))
+        aval = out.update(shape=(*out.shape[: d + 1], *before[d + 1 :]))
+        value = pad.outputs[0] if d == dims[-1] else None
+        x = writer.emit(pad, aval, value, inputs=(x, fill), params={"padding_config": own})
 
 
 # ---- join_slices --------------------------------------------------------------------------------
@@ -348,9 +340,7 @@ def with_joins(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
     maker = _Joins(with_single_pads(graph, asked, ids), asked, ids)
     for node in maker.graph.nodes:
         maker.visit(node)
-    is_changed = tuple(maker.nodes) != maker.graph.nodes
-    nodes = without_unread(maker.nodes, asked) if is_changed else maker.nodes
-    return dataclasses.replace(graph, nodes=tuple(nodes))
+    return dataclasses.replace(graph, nodes=tuple(without_unread(maker.nodes, asked)))
 
 
 _FEEDING = frozenset({"slice", "split", "pad", "concatenate", "add_any"})
@@ -441,6 +431,31 @@ class Writer:
         aval = self.graph.aval(x).update(shape=shape_of(cuts))
         return self.emit(like, aval, value, inputs=(x,), **slicing(cuts))
 
+    def pad(
+        self,
+        like: Node,
+        x: Operand,
+        fill: Operand,
+        dim: int,
+        shape: tuple[int, int, int],
+        value: int | None = None,
+    ) -> int:
+        """A value with padding along a dim.
+
+        Arguments:
+          like: as in `emit`.
+          x: the value.
+          fill: the scalar to pad with.
+          dim: the dim.
+          shape: padding before the first element, padding between elements, size of the result.
+          value: as in `emit`.
+        """
+        low, interior, out = shape
+        aval = self.graph.aval(x)
+        params = {"padding_config": padding(aval, dim, low, interior, out)}
+        fields = {"op": "pad", "primitive": lax.pad_p, "params": params, "inputs": (x, fill)}
+        return self.emit(like, resize(aval, dim, out), value, **fields)
+
 
 class _Joins(Writer):
     """Finds the joins of a graph; arguments as those of `Writer`."""
@@ -452,11 +467,7 @@ class _Joins(Writer):
         self.taken: dict[tuple[Operand, Cuts], Operand] = {}
         self.kept = set(asked)
         sliced: Counter[Operand] = Counter()
-        read = set(asked)
         for node in reversed(graph.nodes):
-            if node.op in _FEEDING and read.isdisjoint(node.outputs):
-                continue
-            read.update(o for o in node.inputs if isinstance(o, int))
             if self.slices_parts(node):
                 sliced.update(node.inputs)
                 continue
@@ -495,10 +506,10 @@ class _Joins(Writer):
 
     def cut(self, operand: Operand, dim: int) -> Slice:
         """A value as a slice along a dim of the value that it was cut out of."""
-        view = view_of(self.graph, self.maker(operand), operand, dim, symbolic=True)
+        view = view_of(self.graph, self.maker(operand), operand, symbolic=True)
         size = self.graph.aval(operand).shape[dim]
-        if view is not None and view.stride == 1 and view.cuts_one_dim:
-            return Slice(view.source, view.start, size, True)
+        if has_all_beside(self.graph, view, dim):
+            return Slice(view.source, view.cuts[dim][0], size, view.source != operand)
         return Slice(operand, 0, size)
 
     # ---- slices of what is put together ----------------------------------------------------------
@@ -511,7 +522,7 @@ class _Joins(Writer):
         if node.op == "concatenate":
             dim = int(node.params["dimension"])
             return dim, [self.cut(o, dim) for o in node.inputs]
-        pads = self.pads(node)
+        pads = [node] if node.op == "pad" else [*map(self.maker, node.inputs)]
         found = [p for p in map(self.slices_of_pad, pads) if p is not None]
         is_along_one_dim = len(found) == len(pads) and len({dim for dim, _ in found}) == 1
         return (found[0][0], sum_pads(*(s for _, s in found))) if is_along_one_dim else None
@@ -525,33 +536,29 @@ class _Joins(Writer):
         and of a concatenation all of them along other dims."""
         if node.op not in ("slice", "split"):
             return False
-        x, shape = node.inputs[0], self.graph.aval(node.inputs[0]).shape
-        found = [cuts_of(node, value, shape) for value in node.outputs]
-        return all(cuts is not None and self.is_within(x, cuts) for cuts in found)
+        return all(self.is_within(*view_of(self.graph, node, value)) for value in node.outputs)
 
     def is_within(self, x: Operand, cuts: Cuts) -> bool:
         """Whether cuts are those of `slices_parts`, or each operand of a sum is made for it and has
         such cuts."""
         if (operands := self.summands(x)) is not None:
             return all(o not in self.kept and self.is_within(o, cuts) for o in operands)
-        maker, shape = self.maker(x), self.graph.aval(x).shape
+        maker = self.maker(x)
         parts = self.parts(maker)
-        if maker is None or parts is None or not isinstance(shape[parts[0]], int):
+        if maker is None or parts is None:
             return False
-        start, end, stride = cuts[parts[0]]
-        beside = [
-            c == w for d, (c, w) in enumerate(zip(cuts, whole(shape), strict=True)) if d != parts[0]
-        ]
-        return stride == 1 and start < end and (maker.op == "pad" or all(beside))
+        dim = parts[0]
+        start, end, stride = cuts[dim]
+        is_cut = isinstance(self.graph.aval(x).shape[dim], int) and stride == 1 and start < end
+        return is_cut and (maker.op == "pad" or has_all_beside(self.graph, View(x, cuts), dim))
 
     def read_through(self, node: Node) -> bool:
         """Puts slices of the parts in place of slices of a concatenation or pad; whether that is
         better."""
-        (x,), mark, before = node.inputs, len(self.nodes), dict(self.taken)
+        mark, before = len(self.nodes), dict(self.taken)
         found: dict[int, Operand] = {}
         for value in node.outputs:
-            cuts = cuts_of(node, value, self.graph.aval(x).shape)
-            made = None if cuts is None else self.through(node, x, cuts, value)
+            made = self.through(node, *view_of(self.graph, node, value), value)
             if made is None:
                 del self.nodes[mark:]
                 self.taken = before
@@ -588,23 +595,21 @@ class _Joins(Writer):
             return None
         if len(slices) == 1:
             own = (bodies[0].start, bodies[0].start + bodies[0].size, 1)
-            return self.take(node, bodies[0].source, (*cuts[:dim], own, *cuts[dim + 1 :]), value)
+            return self.take(node, bodies[0].source, with_cut(cuts, dim, own), value)
         for k, s in enumerate(slices):
             slices[k] = s._replace(start=0)
             if s in bodies:
                 own = (0, self.graph.aval(s.source).shape[dim], 1)
-                beside = (*cuts[:dim], own, *cuts[dim + 1 :])
-                slices[k] = s._replace(source=self.take(node, s.source, beside))
+                taken = self.take(node, s.source, with_cut(cuts, dim, own))
+                slices[k] = s._replace(source=taken)
         if is_join:
             return self.emit(join_node(node, dim, slices), aval, value)
         if len(bodies) == len(slices):
             return self.emit(maker, aval, value, inputs=tuple(s.source for s in slices))
         # A pad with fewer copies of its scalar, before and behind one whole value.
         at = next(k for k, s in enumerate(slices) if self.graph.aval(s.source).shape)
-        sides = [sum(s.size for s in part) for part in (slices[:at], slices[at + 1 :])]
-        config = tuple((*sides, 0) if d == dim else (0, 0, 0) for d in range(len(cuts)))
-        fields = {"inputs": (slices[at].source, maker.inputs[1])}
-        return self.emit(maker, aval, value, params={"padding_config": config}, **fields)
+        shape = (sum(s.size for s in slices[:at]), 0, aval.shape[dim])
+        return self.pad(maker, slices[at].source, maker.inputs[1], dim, shape, value)
 
     def take(self, node: Node, x: Operand, cuts: Cuts, value: int | None = None) -> Operand:
         """A slice of a value; arguments as those of `through`."""
@@ -625,16 +630,10 @@ class _Joins(Writer):
         maker = self.maker(x)
         return maker.inputs if maker is not None and maker.op == "add_any" else None
 
-    def pads(self, node: Node) -> list[Node]:
-        """The node itself, or the two pads that it adds; none for other sums."""
-        if node.op == "pad":
-            return [node]
-        makers = map(self.maker, node.inputs)
-        found = [m for m in makers if m is not None and m.op == "pad" and is_zero(m.inputs[1])]
-        return found if len(found) == 2 else []
-
-    def slices_of_pad(self, pad: Node) -> tuple[int, Padded] | None:
-        """The dim of a pad along one dim, and its slices; None for other pads."""
+    def slices_of_pad(self, pad: Node | None) -> tuple[int, Padded] | None:
+        """The dim of a pad along one dim, and its slices; None for other nodes."""
+        if pad is None or pad.op != "pad":
+            return None
         x, value = pad.inputs
         config = [tuple(map(plain, c)) for c in pad.params["padding_config"]]
         dims = [d for d, c in enumerate(config) if c != (0, 0, 0)]

@@ -1,7 +1,7 @@
 """Elementwise primitives. Every dim splits; linear and monotone functions keep partial operands."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from sbp.signatures.factors import (
     linear_rows,
     monoid_rows,
     moved_rows,
-    multilinear_rows,
     partial_row,
     rows_beside,
 )
@@ -96,28 +95,8 @@ the others are B; a falling function swaps the two monoids.
 for _name in names("div exp exp2 expm1 log log1p pow"):
     ELEMENTWISE[_name] = replace(ELEMENTWISE[_name], costly=True)
 
-_LINEAR = frozenset(names("add add_any complex conj imag neg real sub"))
-"""Primitives that are linear in all operands together: partial sums in all of them give partial
-sums."""
-
-_OF_UNSIGNED = frozenset(names("clz shift_right_logical"))
-"""Primitives that are monotone on unsigned integers only: to them a sign is a bit."""
-
-_RISES_ABOVE = frozenset(names("acosh log log1p log2 sqrt"))
-"""Functions that are NaN up to some point and rise above it. They keep P(min) only: no part of a
-minimum is below the value, so no part is NaN if the value is not."""
-
-_COMPARISONS = {"lt": "-+", "le": "-+", "gt": "+-", "ge": "+-"}
-"""How each comparison changes as an operand grows: `+` from false to true, `-` from true to
-false."""
-
-_WRAPS = frozenset(names("add add_any neg sub"))
-"""Primitives that are monotone on floats only: integers wrap around."""
-
 _SWAPPED = {"max": "min", "min": "max"}
 """The monoid of the result of a falling function, by that of the operand."""
-
-PMAX, PMIN = Unreduced("max"), Unreduced("min")
 
 
 def is_float(dtype: Any) -> bool:
@@ -145,26 +124,86 @@ def monotone_rows(op: Op, directions: str) -> list[Row]:
     ]
 
 
-def comparison_rows(op: Op, directions: str) -> list[Row]:
-    """Rows in which one operand of an order relation is a maximum or minimum of parts, the other
-    one B.
+_KINDS: dict[str, Callable[[Any, Any], bool]] = {
+    "": lambda x, out: True,
+    "numbers": lambda x, out: "sum" in admissible(x),
+    "products": lambda x, out: "sum" in admissible(x) and keeps_sums(x, out),
+    "reals": lambda x, out: "max" in admissible(x),
+    "inexact": lambda x, out: jnp.issubdtype(x, np.inexact),
+    "floats": lambda x, out: is_float(x),
+    "integers": lambda x, out: jnp.issubdtype(x, np.integer),
+    "unsigned": lambda x, out: jnp.issubdtype(x, np.unsignedinteger),
+}
+"""The kinds of dtypes of first operand and result that laws are for."""
 
-    max(p, q) <= y if and only if p <= y and q <= y, so the results join by `and`. min(p, q) <= y if
-    and only if p <= y or q <= y, so the results join by `or`; this row is for integers only,
-    because a NaN part makes min(p, q) NaN.
+_MONOTONE = "reals: monotone"
+"""The law of a monotone function, whose rows follow from its traits."""
 
-    Arguments:
-      op: the equation.
-      directions: for each operand, `+` where the relation becomes true as it grows, `-` where it
-          becomes false.
+_LAWS = {
+    # Linear functions. Integers wrap around, so a sum of them is not monotone.
+    "add add_any sub": ("numbers: sum sum -> sum", "floats: monotone"),
+    "complex": ("numbers: sum sum -> sum",),
+    "conj": ("numbers: sum -> sum", "prod -> prod"),
+    "imag real": ("numbers: sum -> sum",),
+    "neg": ("numbers: sum -> sum", "floats: monotone"),
+    "mul": ("products: sum B -> sum", "products: B sum -> sum", "products: prod prod -> prod"),
+    "div": ("inexact: sum B -> sum", "inexact: prod prod -> prod"),
+    "abs": ("inexact: prod -> prod",),
+    "cbrt": (_MONOTONE, "prod -> prod"),
+    "integer_pow square": ("prod -> prod",),
+    # Functions that are NaN up to some point and rise above it. No part of a minimum is below the
+    # value, so no part is NaN if the value is not.
+    "acosh log log1p log2 sqrt": ("floats: min -> min",),
+    # max(p, q) <= y if and only if p <= y and q <= y, so the results join by `and`. min(p, q) <= y
+    # if and only if p <= y or q <= y, so the results join by `or`; this law is for integers only,
+    # because a NaN part makes min(p, q) NaN.
+    "le lt": (
+        *("reals: max B -> and", "integers: min B -> or"),
+        *("reals: B min -> and", "integers: B max -> or"),
+    ),
+    "ge gt": (
+        *("reals: min B -> and", "integers: max B -> or"),
+        *("reals: B max -> and", "integers: B min -> or"),
+    ),
+    "max": (_MONOTONE, "reals: max max -> max"),
+    "min": (_MONOTONE, "reals: min min -> min"),
+    # clamp is min(max(x, low), high). In the first row, max joins two partial operands and min
+    # takes one that is B; in the others, max takes one that is B and min joins two.
+    "clamp": (
+        *(_MONOTONE, "reals: max max B -> max"),
+        *("reals: B min min -> min", "reals: min B min -> min"),
+    ),
+    # The sign says whether any bit is set, and whether the sign bit is.
+    "sign": (_MONOTONE, "integers: or -> or"),
+    "not": (_MONOTONE, "and -> or", "or -> and"),
+    # `and` and `or` distribute over each other, and each is associative.
+    "and": ("and and -> and", "or B -> or", "B or -> or"),
+    "or": ("or or -> or", "and B -> and", "B and -> and"),
+    # The first bit of a bitwise or is the first one among the parts. To this function and to a
+    # logical shift, a sign is a bit.
+    "clz": ("unsigned: monotone", "or -> min"),
+    # A shift moves each bit independently of the others. A left shift is also a product with a
+    # power of two.
+    "shift_left": ("and B -> and", "or B -> or", "sum B -> sum"),
+    "shift_right_arithmetic": (_MONOTONE, "and B -> and", "or B -> or"),
+    "shift_right_logical": ("unsigned: monotone", "and B -> and", "or B -> or"),
+}
+"""The laws of elementwise primitives: rows of monoids and B, each with the kind of dtypes that it
+holds for. A monotone primitive without an entry has the law `_MONOTONE`."""
+
+_LAWS_OF = {name: laws for text, laws in _LAWS.items() for name in names(text)}
+
+
+@functools.cache
+def _row(law: str) -> Row:
+    """The row that a law states.
+
+    >>> _row("max B -> and")
+    P(max), B -> P(and)
     """
-    rows = []
-    for position, direction in enumerate(directions):
-        all_of, one_of = ("max", "min") if direction == "-" else ("min", "max")
-        rows.append(partial_row(op, position, all_of, "and"))
-        if not is_float(op.ins[0].dtype):
-            rows.append(partial_row(op, position, one_of, "or"))
-    return rows
+    sides = (side.split() for side in law.split("->"))
+    ins, outs = (tuple(B if a == "B" else Unreduced(a) for a in atoms) for atoms in sides)
+    return Row(ins, outs)
 
 
 def partial_rows(op: Op) -> list[Row]:
@@ -172,83 +211,23 @@ def partial_rows(op: Op) -> list[Row]:
     operand."""
     if any(_jax.is_extended(a.dtype) for a in (*op.ins, *op.outs)) or not op.ins:
         return []
-    has = admissible(op.ins[0].dtype)
-    rows: list[Row] = []
     traits = traits_of(op.name)
-    if traits.moves:
-        rows += moved_rows(op)
-    if op.name in _LINEAR and "sum" in has:
-        rows += linear_rows(op)
-    if traits.monotone and "max" in has and _rises_on(op):
-        rows += monotone_rows(op, traits.monotone)
-    if op.name in _RISES_ABOVE and is_float(op.ins[0].dtype):
-        rows += monoid_rows(op, "min")
-    if op.name in _COMPARISONS and "max" in has:
-        rows += comparison_rows(op, _COMPARISONS[op.name])
-    return [*rows, *_own_rows(op, has)]
-
-
-def _own_rows(op: Op, has: Sequence[str]) -> list[Row]:
-    """The partial rows that hold for one primitive, by laws of its own.
-
-    Arguments:
-      op: the equation.
-      has: the monoids of its first operand's dtype.
-    """
+    dtype = op.ins[0].dtype
+    rows = moved_rows(op) if traits.moves else []
+    for text in _LAWS_OF.get(op.name, (_MONOTONE,) if traits.monotone else ()):
+        kind, _, law = text.rpartition(": ")
+        if _KINDS[kind](dtype, op.outs[0].dtype):
+            rows += monotone_rows(op, traits.monotone) if law == "monotone" else [_row(law)]
     match op.name:
-        case "shift_left" | "shift_right_arithmetic" | "shift_right_logical":
-            # A shift moves each bit independently of the others. A left shift is also a product
-            # with a power of two.
-            bits = monoid_rows(op, "and", "or", positions=(0,))
-            return [*bits, *(multilinear_rows(op, (0,)) if op.name == "shift_left" else [])]
-        case "clamp" if "max" in has:
-            # clamp is min(max(x, low), high). In the first row, max joins two partial operands and
-            # min takes one that is B; in the others, max takes one that is B and min joins two.
-            return [
-                Row((PMAX, PMAX, B), (PMAX,)),
-                Row((B, PMIN, PMIN), (PMIN,)),
-                Row((PMIN, B, PMIN), (PMIN,)),
-            ]
-        case "square" | "conj" | "cbrt":
-            return monoid_rows(op, "prod")
-        case "abs" if jnp.issubdtype(op.ins[0].dtype, np.inexact):
-            return monoid_rows(op, "prod")
-        case "clz":
-            # The first bit of a bitwise or is the first one among the parts.
-            return [partial_row(op, 0, "or", "min")]
-        case "mul" if "sum" in has and keeps_sums(op.ins[0].dtype, op.outs[0].dtype):
-            return [*multilinear_rows(op, (0, 1)), *monoid_rows(op, "prod")]
-        case "div" if jnp.issubdtype(op.outs[0].dtype, np.inexact):
-            return [*multilinear_rows(op, (0,)), *monoid_rows(op, "prod")]
-        case "integer_pow":
-            rises = is_float(op.ins[0].dtype) and op.params["y"] > 0 and op.params["y"] % 2 == 1
-            return [*monoid_rows(op, "prod"), *(monotone_rows(op, "+") if rises else [])]
-        case "sign" if jnp.issubdtype(op.ins[0].dtype, np.integer):
-            # The sign says whether any bit is set, and whether the sign bit is.
-            return monoid_rows(op, "or")
-        case "select_n":
-            return moved_rows(op, range(1, len(op.ins)))
-        case "tie":
-            return [Row((B, Unreduced(m)), (Unreduced(m),)) for m in admissible(op.outs[0].dtype)]
-        case "max" | "min" if op.name in has:
-            return monoid_rows(op, op.name)
+        case "integer_pow" if is_float(dtype) and op.params["y"] > 0 and op.params["y"] % 2 == 1:
+            rows += monotone_rows(op, "+")
+        case "select_n" | "tie":
+            rows += moved_rows(op, range(1, len(op.ins)))
         case "convert_element_type":
-            return cast_rows(op)
-        case "not":
-            return [partial_row(op, 0, "and", "or"), partial_row(op, 0, "or", "and")]
-        case "and" | "or":
-            # `and` and `or` distribute over each other, and each is associative.
-            other = "or" if op.name == "and" else "and"
-            return [*monoid_rows(op, op.name), *(partial_row(op, k, other, other) for k in (0, 1))]
+            rows += cast_rows(op)
         case _:
-            return []
-
-
-def _rises_on(op: Op) -> bool:
-    """Whether a monotone primitive is monotone on the dtype of its operands."""
-    if op.name in _WRAPS:
-        return is_float(op.ins[0].dtype)
-    return op.name not in _OF_UNSIGNED or jnp.issubdtype(op.ins[0].dtype, np.unsignedinteger)
+            pass
+    return rows
 
 
 def cast_rows(op: Op) -> list[Row]:

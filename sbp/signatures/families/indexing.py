@@ -490,8 +490,6 @@ def _scatter(op: Op) -> Sequence[Row]:
     dims = Indexing.of(op.params, op.ins, op.outs)
     operand, indices, updates = dims.factors(len(op.ins[1].shape))
     monoid = _SCATTER_MONOID.get(op.name)
-    if monoid not in admissible(op.outs[0].dtype):
-        monoid = None
     m = FactorMap(
         ins=(operand, indices, updates),
         outs=(operand,),
@@ -504,11 +502,8 @@ def _scatter(op: Op) -> Sequence[Row]:
         *(("shifted_windows", d) for d in dims.windows),
     ]
     written = [Row((Split(d), B, B), (Split(d),), kernel=k) for k, d in places]
-    together: list[Row] = []
-    if monoid is not None:
-        together = monoid_rows(op, monoid, positions=(0, 2))
-    elif op.name == "scatter" and _writes_once(op):
-        together = moved_rows(op, (0, 2))
+    moves = admissible(op.outs[0].dtype) if _writes_once(op) else ()
+    together = monoid_rows(op, *((monoid,) if monoid else moves), positions=(0, 2))
     return [*split_rows(op, m), *written, *_folded_rows(op), *together]
 
 
@@ -526,10 +521,9 @@ may apply all updates to its part of the operand."""
 def _folded_rows(op: Op) -> list[Row]:
     """Rows in which only the operand is partial, under a monoid that the scatter's operation
     distributes over."""
-    dtype = op.outs[0].dtype
-    wraps = op.name in ("scatter-add", "scatter-sub") and not jnp.issubdtype(dtype, jnp.floating)
-    found = [m for m in _FOLDED.get(op.name, ()) if m in admissible(dtype) and not wraps]
-    return monoid_rows(op, *found, positions=(0,))
+    is_float = jnp.issubdtype(op.outs[0].dtype, jnp.floating)
+    wraps = op.name in ("scatter-add", "scatter-sub") and not is_float
+    return [] if wraps else monoid_rows(op, *_FOLDED.get(op.name, ()), positions=(0,))
 
 
 def _writes_once(op: Op) -> bool:

@@ -302,9 +302,7 @@ def _ragged_dot_general(op: Op) -> Sequence[Row]:
 
     ins = tuple(map(without, roles.ins))
     sums = "sum" in admissible(op.outs[0].dtype)
-    m = FactorMap(
-        ins=ins, outs=(without(out),), contract="sum" if sums else None, masks_padding=True
-    )
+    m = FactorMap(ins=ins, outs=(without(out),), contract="sum", masks_padding=True)
     rows = [*split_rows(op, m), *bilinear_rows(op)]
 
     rows_split = (factor_atom(lhs, ragged), factor_atom(rhs, ragged), B)

@@ -163,40 +163,21 @@ def counters(
       global_shape: shape of the whole array, which `_countable` allows.
       offsets: for each dim, the global index of the shard's element 0.
     """
-    cut = _last_dims(global_shape)
-    low = _linear_index(shape, global_shape, offsets, range(cut, len(shape)))
-    if not cut:
-        return jnp.zeros(shape, jnp.uint32), low
-    # The first dims count blocks of the last ones.
-    blocks = (*shape[:cut], *[1] * (len(shape) - cut))
-    block = _linear_index(blocks, global_shape, offsets, range(cut))
-    each = jnp.uint32(math.prod(global_shape[cut:]))
-    high, start = high_half(block, each), block * each
-    low = start + low
-    return high + (low < start).astype(jnp.uint32), low
-
-
-def _last_dims(shape: tuple[int, ...]) -> int:
-    """The first of the last dims whose elements are counted in 32 bits."""
-    return next(d for d in range(len(shape) + 1) if math.prod(shape[d:]) < 2**32)
+    high = low = jnp.zeros((1,) * len(shape), jnp.uint32)
+    for dim, size in enumerate(global_shape):
+        here = lax.iota(jnp.uint32, shape[dim]) + jnp.asarray(offsets[dim], jnp.uint32)
+        place = jnp.expand_dims(here, [d for d in range(len(shape)) if d != dim])
+        start = low * jnp.uint32(size)
+        if math.prod(global_shape[: dim + 1]) >= 2**32:  # before that, the high word is 0
+            carry = (start + place < start).astype(jnp.uint32)
+            high = high * jnp.uint32(size) + high_half(low, jnp.uint32(size)) + carry
+        low = start + place
+    return jnp.broadcast_to(high, shape), jnp.broadcast_to(low, shape)
 
 
 def _countable(shape: tuple[int, ...]) -> bool:
-    """Whether 32-bit words count the elements: those of the last dims, and the blocks of them."""
-    cut = _last_dims(shape)
-    return cut < max(1, len(shape)) and math.prod(shape[:cut]) < 2**32
-
-
-def _linear_index(
-    shape: tuple[int, ...], global_shape: tuple[int, ...], offsets: Sequence[Any], dims: range
-) -> Any:
-    """The linear index of each element of a shard in some adjacent dims of the whole array."""
-    index, stride = jnp.zeros(shape, jnp.uint32), 1
-    for dim in reversed(dims):
-        here = lax.broadcasted_iota(jnp.uint32, shape, dim) + jnp.asarray(offsets[dim], jnp.uint32)
-        index = index + here * jnp.uint32(stride)
-        stride *= global_shape[dim]
-    return index
+    """Whether two words count the elements, and one word those of each dim."""
+    return math.prod(shape) < 2**64 and all(size < 2**32 for size in shape)
 
 
 def _counts(op: Op) -> bool:

@@ -108,8 +108,8 @@ def _prefix_traits(name: str) -> Traits:
 )
 def _cumulative(op: Op) -> Sequence[Row]:
     """Other dims split; the operator's own dim splits with the kernel `prefix`."""
-    axis, monoid = int(op.params["axis"]), _PREFIX_MONOIDS.get(op.name)
-    own = monoid_rows(op, monoid) if monoid in admissible(op.ins[0].dtype) else []
+    axis = int(op.params["axis"])
+    own = monoid_rows(op, *filter(None, [_PREFIX_MONOIDS.get(op.name)]))
     prefix = Row((Split(axis),), (Split(axis),), kernel="prefix")
     return [*rows_beside(op, [axis]), *own, *([prefix] if op.ins[0].shape[axis] > 0 else [])]
 
@@ -150,12 +150,10 @@ def _reduce(op: Op) -> Sequence[Row]:
     """Other dims split; a reduced dim splits with a partial result."""
     dims = dim_factors(len(op.ins[0].shape))
     kept = tuple(d for i, d in enumerate(dims) if i not in op.params["axes"])
-    monoid: str | None = _MONOID[op.name]
-    if monoid not in admissible(op.ins[0].dtype):
-        monoid = None
+    monoid = _MONOID[op.name]
     rows = split_rows(op, FactorMap(ins=(dims,), outs=(kept,), contract=monoid, masks_padding=True))
     # A reduction commutes with its own monoid: a sum of partial sums is a partial sum.
-    return [*rows, *(monoid_rows(op, monoid) if monoid else [])]
+    return [*rows, *monoid_rows(op, monoid)]
 
 
 rule("reduce_xor", traits=Traits(), local=bind_with)(lambda op: rows_without(op, op.params["axes"]))

@@ -32,8 +32,7 @@ from sbp.signatures.kernels.halo import (
     Need,
     Windows,
     dilated_shard,
-    fetch,
-    fill_outside,
+    fetch_filled,
     of_device,
     padded_shard,
 )
@@ -527,7 +526,7 @@ def _reduce_window(op: Op) -> Sequence[Row]:
     slides, monoid = _slides(op, op.ins[0], op.outs[0]), op.name.rsplit("_", 1)[-1]
     return [
         *rows_beside(op, slides),
-        *(monoid_rows(op, monoid) if monoid in admissible(op.ins[0].dtype) else []),
+        *monoid_rows(op, monoid),
         *_halo(op, slides),
     ]
 
@@ -602,10 +601,9 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
             continue
         ((axis, n),) = ctx.in_axes(1, d)
         cotangents, read = _touching(windows, n)
-        source = fetch(ctx, source, d, axis, cotangents)
-        source = fill_outside(source, d, axis, cotangents, np.zeros((), source.dtype))
-        operand = fetch(ctx, operand, d, axis, read)
-        operand = fill_outside(operand, d, axis, read, _never_chosen(ctx.params, operand.dtype))
+        source = fetch_filled(ctx, source, d, axis, cotangents, np.zeros((), source.dtype))
+        padding_value = _never_chosen(ctx.params, operand.dtype)
+        operand = fetch_filled(ctx, operand, d, axis, read, padding_value)
         # The shard may have elements before or after those that windows read: pad both sides.
         chunk = ctx.local_ins[1][d]
         room = max(0, *(abs(chunk * i - s) for i, s in enumerate(read.starts)), chunk)

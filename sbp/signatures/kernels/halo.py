@@ -360,21 +360,20 @@ def fetch(
     return lax.slice_in_dim(window, before, before + need.width, axis=dim)
 
 
-def fill_outside(x: Any, dim: int, axis: str, need: Need, fill: Any) -> Any:
-    """A fetched range with a scalar at indices outside of the dim.
+def fetch_filled(ctx: LocalContext, x: Any, dim: int, axis: str, need: Need, fill: Any) -> Any:
+    """The range that this device needs, with a scalar at indices outside of the dim.
 
     Arguments:
-      x: what `fetch` returns.
-      dim: the dim.
-      axis: the mesh axis that splits it.
-      need: the ranges of the devices.
-      fill: the scalar.
+      ctx, x, dim, axis, need: as for `fetch`.
+      fill: the scalar; None where the elements outside do not matter.
     """
+    found = fetch(ctx, x, dim, axis, need)
     is_inside = min(need.starts) >= 0 and max(need.starts) + need.width <= need.size
-    if is_inside or (need.adds_zeros and isinstance(fill, np.ndarray) and not fill):
-        return x
-    index = lax.broadcasted_iota(jnp.int32, x.shape, dim) + of_device(need.starts, axis)
-    return jnp.where((index >= 0) & (index < need.size), x, fill)
+    is_filled = need.adds_zeros and isinstance(fill, np.ndarray) and not fill
+    if fill is None or is_inside or is_filled:
+        return found
+    index = lax.broadcasted_iota(jnp.int32, found.shape, dim) + of_device(need.starts, axis)
+    return jnp.where((index >= 0) & (index < need.size), found, fill)
 
 
 # ---- windows -------------------------------------------------------------------------------------
@@ -504,7 +503,7 @@ def padded_shard(
       An array with the elements of `x` and of its neighbours at their positions in the padded dim.
     """
     axis, n = over
-    found = _read(ctx, x, dim, over, windows, fill)
+    found = fetch_filled(ctx, x, dim, axis, windows.need(n), fill)
     if windows.base == 1:
         return found
     # Each device cuts at its own phase, which covers the three cases of the GSPMD paper.
@@ -517,16 +516,6 @@ def padded_shard(
     return lax.dynamic_slice_in_dim(
         lax.pad(found, fill, config), windows.base - 1 - phase, length, dim
     )
-
-
-def _read(
-    ctx: LocalContext, x: Any, dim: int, over: tuple[str, int], windows: Windows, fill: Any
-) -> Any:
-    """The elements that this device's results read; arguments as those of `padded_shard`."""
-    axis, n = over
-    need = windows.need(n)
-    found = fetch(ctx, x, dim, axis, need)
-    return found if fill is None else fill_outside(found, dim, axis, need, fill)
 
 
 def dilated_shard(
@@ -542,10 +531,11 @@ def dilated_shard(
       no room in memory then. Where the devices begin at different phases, the array is the part
       itself.
     """
-    padding = windows.padding(over[1])
+    axis, n = over
+    padding = windows.padding(n)
     if windows.base == 1 or padding is None:
         return padded_shard(ctx, x, dim, over, windows, fill), (0, 0), 1
-    return _read(ctx, x, dim, over, windows, fill), padding, windows.base
+    return fetch_filled(ctx, x, dim, axis, windows.need(n), fill), padding, windows.base
 
 
 def bytes_beside(aval: Any, *dims: int) -> float:

@@ -225,11 +225,9 @@ def _panel_count(op: Op, rows: Sequence[tuple[Row, int]]) -> int:
         return 1
 
     def shard(operand: int, dim: int) -> tuple[int, bool]:
-        size, even = op.ins[operand].shape[dim], True
-        for row, n in rows:
-            if row.ins[operand] == Split(dim):
-                size, even = -(-size // n), even and size % n == 0
-        return size, even
+        size = op.ins[operand].shape[dim]
+        parts = math.prod(n for row, n in rows if row.ins[operand] == Split(dim))
+        return -(-size // parts), size % parts == 0
 
     (lhs, rhs), _ = op.params["dimension_numbers"]
     rings = dict[tuple[int, int], int]()
