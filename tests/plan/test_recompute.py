@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import sbp
+from sbp.errors import OptionEdit
 
 LAYERS, WIDTH = 6, 16
 
@@ -48,8 +50,7 @@ def test_a_plan_that_recomputes_fits_and_computes_the_same(sizes, names, rows):
     given = arguments(rows)
     f = jitted(sbp.make_mesh(sizes, names), 0.75, given)
     plan = f.plan(*given)
-    limit = plan.program.request.memory_limit
-    assert plan.program.request.recomputed and plan.cost.peak_memory_bytes <= limit
+    assert plan.program.request.recomputed and plan.program.fits
     for got, want in zip(jax.tree.leaves(f(*given)), jax.tree.leaves(step(*given)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * float(abs(want).max()))
     assert "of the forward pass again, as jax.checkpoint does" in str(plan.report())
@@ -61,7 +62,7 @@ def test_what_runs_again_is_behind_barriers():
     nodes = plan.program.graph.nodes
     again = [n for n in nodes if n.is_recomputed]
     barriers = sum(n.is_barrier for n in again)
-    assert 1 < barriers <= len(plan.program.request.recomputed.ends)
+    assert barriers > 1
     # Without recomputation: two products of each layer and their gradients, but not that of `x`.
     products = sum(n.op == "dot_general" for n in nodes)
     assert sum(n.op == "dot_general" for n in again) == products - (6 * LAYERS - 1) >= barriers
@@ -101,10 +102,10 @@ def test_without_recomputation_the_error_offers_it():
     assert (
         first.text == f'remat="auto": the backward pass runs {line} again, as with jax.checkpoint'
     )
-    (edit,) = first.edits
-    assert (edit.option, edit.value) == ("remat", "auto")
+    assert first.edits == (OptionEdit(option="remat", value="auto"),)
 
 
 def test_other_options_are_refused():
+    wrong: Any = "always"
     with pytest.raises(sbp.SbpError, match='`remat` must be one of "auto", "never"'):
-        sbp.jit(step, sbp.make_mesh((2,), ("data",)), remat="always")
+        sbp.jit(step, sbp.make_mesh((2,), ("data",)), remat=wrong)
