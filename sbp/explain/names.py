@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.errors import Span
+from sbp.errors import SHOWN, Span, listed
 from sbp.infer.constraints import PinSite
 from sbp.infer.space import Code, decode
 from sbp.machine.mesh import MeshSpec
@@ -25,6 +25,7 @@ from sbp.source.reader import (
     position_at,
     read_of,
     span_of,
+    users_span,
 )
 from sbp.trace.graph import Constant, Dataflow, Graph, Node, Operand
 
@@ -376,3 +377,11 @@ def _is_step(graph: Graph, other: Node, node: Node) -> bool:
         return False
     ins, outs = (graph.aval(v).shape for v in (other.inputs[0], other.outputs[0]))
     return other.op == lax.transpose_p.name or ins == outs
+
+
+def recomputed_lines(graph: Graph) -> str:
+    """The lines that the backward pass of a program runs again."""
+    spans = (users_span(n) for n in graph.nodes if n.is_recomputed and not n.is_barrier)
+    lines = [str(line) for line in sorted({span.line for span in spans if span})]
+    lines[SHOWN:] = [f"{len(lines) - SHOWN} more"] * (len(lines) > SHOWN)
+    return f"line{'s' * (len(lines) > 1)} {listed(lines)}"

@@ -16,7 +16,6 @@ from sbp.errors import (
     Span,
     bytes_text,
     counted,
-    listed,
     seconds_text,
 )
 from sbp.explain.change import (
@@ -27,7 +26,7 @@ from sbp.explain.change import (
     left_out,
     tried,
 )
-from sbp.explain.names import Names, pinned_text, pinned_value
+from sbp.explain.names import Names, pinned_text, pinned_value, recomputed_lines
 from sbp.explain.pin_changes import drop_pins, repinned, wanted_codes, without_pins
 from sbp.infer.choose import choose
 from sbp.infer.constraints import PinSite, pin_sites
@@ -41,6 +40,7 @@ from sbp.plan.program import PlannedBox, Program, shape_text
 from sbp.plan.verify import over_budget
 from sbp.signatures import traits_of
 from sbp.source.reader import scope_of, source_text, users_span
+from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import Node
 
 # ---- gathered matrices --------------------------------------------------------------------------
@@ -391,9 +391,25 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
             f" smallest plan that it found takes {found} per device"
         ),
         labels=(*labels.values(), *pinned),
-        notes=(*notes, *limited, "a smaller plan may exist: sbp does not try every plan"),
+        notes=(
+            *notes,
+            *limited,
+            *_bodies_kept(least),
+            "a smaller plan may exist: sbp does not try every plan",
+        ),
         helps=(*_remat(least), *helps, help_with_price(f"memory_limit={enough}", (looser,), least)),
     )
+
+
+def _bodies_kept(least: Program) -> Iterator[str]:
+    """That sbp does not recompute loops, branches and regions, where the program has a gradient."""
+    nodes = least.request.graph.nodes
+    bodies = any((n.regions or n.op == SHARD_MAP) and not n.backward for n in nodes)
+    if least.request.remat == "auto" and bodies and any(n.backward for n in nodes):
+        yield (
+            "sbp does not run loops, branches and regions again in the backward pass;"
+            " jax.checkpoint around them, or in the body of a loop, may save memory"
+        )
 
 
 def _remat(least: Program) -> Iterator[Help]:
@@ -401,13 +417,9 @@ def _remat(least: Program) -> Iterator[Help]:
     request = replace(least.request, remat="auto")
     found = best_program(request) if least.request.remat == "never" else None
     if found is not None:
-        made = [n for n in found.graph.nodes if n.is_recomputed and not n.is_barrier]
-        spans = {span for n in made if (span := users_span(n))}
-        lines = [str(line) for line in sorted({span.line for span in spans})]
-        lines[SHOWN:] = [f"{len(lines) - SHOWN} more"] * (len(lines) > SHOWN)
         text = (
-            f'remat="auto": the backward pass runs line{"s" * (len(lines) > 1)} {listed(lines)}'
-            " again, as with jax.checkpoint"
+            f'remat="auto": the backward pass runs {recomputed_lines(found.graph)} again, as with'
+            " jax.checkpoint"
         )
         yield help_with_price(text, (OptionEdit(option="remat", value="auto"),), found)
 
@@ -452,7 +464,9 @@ def _freed_pins(least: Program) -> tuple[list[Help], list[PinSite], tuple[str, .
     Arguments:
       least: the plan of least memory that was found.
     """
-    request, limits = least.request, DiagnosisLimits()
+    # What other pins make possible is planned without recomputation, which would take several times
+    # as long.
+    request, limits = replace(least.request, remat="never"), DiagnosisLimits()
     sites = sorted(pin_sites(request), key=lambda s: -_pinned_size(request, s))
     drops = {d: [s] for s in sites if (d := without_pins(request, s)).edits}
     (_, most), shown = limits.plans_of(request.size, 1), limits.shown - 1

@@ -51,6 +51,13 @@ def is_flat(x: Any) -> bool:
     return bool(several and (np.asarray(x) == np.ravel(x)[0]).all())
 
 
+def is_sorted(x: np.ndarray) -> bool:
+    """Whether numbers rise along a dim, as keys to search in or the ids of segments."""
+    if x.dtype == np.bool_ or jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return False
+    return any((np.diff(x, axis=d) >= 0).all() for d in range(x.ndim) if x.shape[d] > 1)
+
+
 def is_guessed(x: Any) -> bool:
     """Whether an argument is the shape of integers or tests, for which no values are typical."""
     return not (is_value(x) or _jax.is_extended(x.dtype) or jnp.issubdtype(x.dtype, jnp.inexact))
@@ -58,8 +65,8 @@ def is_guessed(x: Any) -> bool:
 
 def values_of(leaves: Sequence[Any], seed: int, *, spread: bool = True) -> list[Any]:
     """Values for all arguments. Second values of arrays that are given are the first ones in
-    another order, and random ones for tests that are all equal. Floats that are all equal get
-    random numbers added, if they are to be spread."""
+    another order, sorted arrays excepted, and random ones for tests that are all equal. Floats that
+    are all equal get random numbers added, if they are to be spread."""
     draws = (np.random.default_rng([seed, i]) for i in range(len(leaves)))
     return [_value(x, draw, seed, spread) for x, draw in zip(leaves, draws, strict=True)]
 
@@ -73,7 +80,7 @@ def _value(x: Any, draw: np.random.Generator, seed: int, spread: bool) -> Any:
             return x + (draw.random(x.shape) / 2).astype(x.dtype)
         if seed and x.dtype == np.bool_ and x.all() == x.any():
             return draw.random(x.shape) < 0.5
-        return draw.permutation(x.ravel()).reshape(x.shape) if seed else x
+        return draw.permutation(x.ravel()).reshape(x.shape) if seed and not is_sorted(x) else x
     if _jax.is_extended(x.dtype):
         words = draw.integers(0, 2**32, (*x.shape, *_jax.key_shape(x.dtype)), np.uint32)
         return _jax.wrap_key(words, x.dtype)

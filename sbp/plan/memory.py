@@ -194,7 +194,7 @@ class DeviceMemory:
         for at, instruction in enumerate(block.instructions):
             ending = [s for s in ends.get(at, ()) if s in sizes]
             for register in found.early.get(at, ()):
-                sizes[register] = self.size(register)
+                sizes[register] = 0.0 if top and register in kept else self.size(register)
                 live += sizes[register]
             for n, register in enumerate(instruction.outs):
                 is_read = register in found.last or register in kept
@@ -323,9 +323,38 @@ def stored_values(
             # to is computed.
             if before < at and instruction in fusion.one_hot:
                 early[before].append(register)
-    return Stored(
-        registers=frozenset(fusion.found), last=_last_uses(block, fusion.found), early=early
-    )
+    moved = dict[Instruction, int]()
+    for register, at, inside in _scaled_gradients(block, fusion):
+        early[at].append(register)
+        moved |= dict.fromkeys(inside, at)
+    last = _last_uses(block, fusion.found, moved)
+    return Stored(registers=frozenset(fusion.found), last=last, early=early)
+
+
+def _scaled_gradients(
+    block: Block, fusion: "_Fusion"
+) -> Iterator[tuple[Register, int, set[Instruction]]]:
+    """The gradients that are products which an update continues, as `0.1 * gradient`. XLA computes
+    them where the operands are there, not where the update stands.
+
+    Yields:
+      The gradient; that position; the instructions that XLA computes there.
+    """
+    places = {o: at for at, i in enumerate(block.instructions) for o in i.outs}
+    for at, last in enumerate(block.instructions):
+        if last not in fusion.fused or fusion.products.isdisjoint(last.ins) or _is_backward(last):
+            continue
+        inside, read, waiting = set[Instruction](), set[Register](), [last]
+        for one in waiting:
+            inside.add(one)
+            sources = {s for s in one.ins if isinstance(s, Register)}
+            stored = {s for s in sources if s in fusion.found or s not in places}
+            read |= stored
+            waiting += [block.instructions[places[s]] for s in sources - stored]
+        ready = max((places[s] + 1 for s in read if s in places), default=at)
+        if ready < at and any(map(_is_backward, inside)):
+            for register in fusion.found.intersection(last.outs):
+                yield register, ready, inside
 
 
 class _Fusion:
@@ -514,11 +543,14 @@ def fills_lines(numbers: Any, shape: Shape, updates: Shape) -> bool:
     return math.prod(updates) * line == math.prod(shape)
 
 
-def _last_uses(block: Block, found: set[Register]) -> dict[Register, int]:
-    """The position of the last instruction that needs each register."""
+def _last_uses(
+    block: Block, found: set[Register], moved: Mapping[Instruction, int]
+) -> dict[Register, int]:
+    """The position of the last instruction that needs each register; some run earlier."""
     last: dict[Register, int] = {}
-    for at in reversed(range(len(block.instructions))):
-        instruction = block.instructions[at]
+    for place in reversed(range(len(block.instructions))):
+        instruction = block.instructions[place]
+        at = moved.get(instruction, place)
         barrier = _is_barrier(instruction)
         for n, source in enumerate(instruction.ins):
             if isinstance(source, Register):
@@ -536,6 +568,10 @@ def _is_plain(instruction: Instruction) -> bool:
         and not instruction.node.regions
         and not instruction.node.is_barrier
     )
+
+
+def _is_backward(instruction: Instruction) -> bool:
+    return isinstance(instruction, Apply) and instruction.node.backward
 
 
 def _is_barrier(instruction: Instruction) -> bool:

@@ -158,6 +158,7 @@ class Program:
     def within(self, request: Request) -> "Program | None":
         """The plan as that of a request with budgets; None where they forbid one of its
         collectives."""
+        request = replace(self.request, budgets=request.budgets)  # it may recompute
         is_over = next(over_budget(self.block, request), None) is not None
         return None if is_over else self.with_typing(request=request)
 

@@ -95,6 +95,7 @@ class _Segments:
             v
             for node in self.graph.nodes[start:end]
             if not (node.backward or node.regions or node.op == SHARD_MAP)
+            and "callback" not in node.params
             and not (self.how.keeps_products and traits_of(node.op).flops)
             for v in node.outputs
             if v not in self.kept

@@ -20,6 +20,7 @@ from sbp.errors import (
     seconds_text,
 )
 from sbp.explain.change import labels_at
+from sbp.explain.names import recomputed_lines
 from sbp.explain.subjects import SourcePlace
 from sbp.handwritten.check import Coverage, run_text
 from sbp.infer.accumulation import is_real
@@ -220,12 +221,12 @@ def _left_out(program: Program) -> Iterator[str]:
             " plan among them that fits; a price in between may give a cheaper one"
         )
     if (how := program.request.recomputed) is not None:
-        again = [n for n in program.graph.nodes if n.is_recomputed and not n.is_barrier]
-        kept = ", and keeps the results of products" * how.keeps_products
+        kept = ", without the products there" * how.keeps_products
         yield (
-            "sbp found no plan without recomputation that is as fast and fits in memory_limit, so"
-            f" the backward pass runs {counted(len(again), 'operation')} of the forward pass again,"
-            f' as jax.checkpoint does{kept}. To refuse this, pass remat="never"'
+            "to fit in memory_limit, the backward pass runs"
+            f" {recomputed_lines(program.graph)} of the forward pass again, as jax.checkpoint"
+            f" does{kept}. Without that, sbp found no plan that fits, or only slower ones. To"
+            ' forbid it, pass remat="never"'
         )
     if declined := program.declined:
         why = (

@@ -351,6 +351,13 @@ def test_a_fault_that_shows_on_reordered_arguments_is_a_warning(mask):
     assert not checked(right, X, mask)[1].diagnostics
 
 
+def test_sorted_arguments_stay_sorted():
+    keys = np.sort(X[:, 0])
+    places = lambda keys, x: lax.psum(jnp.searchsorted(keys, x), "model")
+    right = mapped(places, (ROWS, PS()), PS())(False)
+    assert not checked(right, keys, X[:4, 1])[1].diagnostics
+
+
 # ---- loops ---------------------------------------------------------------------------------------
 
 
