@@ -107,6 +107,21 @@ def mlp() -> Program:
 
 
 @program
+def residual() -> Program:
+    """Eight residual layers of two products with GELU."""
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        for w_in, w_out in params:
+            x = x + jax.nn.gelu(x @ w_in) @ w_out
+        return jnp.mean(x**2)
+
+    weights = [(f32(1024, 4096), f32(4096, 1024))] * 8
+    return Program(
+        fn=descent(loss), avals=(weights, f32(32768, 1024)), in_types=("B", "d:S(0)"), donate=(0,)
+    )
+
+
+@program
 def convolutions() -> Program:
     """Three strided convolutions with GELU and a mean."""
 
