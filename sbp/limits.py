@@ -22,7 +22,7 @@ Policy = Literal["auto", "reduce", "explicit"]
 moves data, except at annotations and where arrays enter and leave the plan."""
 
 Remat = Literal["auto", "never"]
-"""Whether the backward pass may make values again where no other plan fits a memory limit."""
+"""Whether the backward pass may recompute values of the forward pass to fit a memory limit."""
 
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 

@@ -466,9 +466,8 @@ def jit(
         calls with several sets of shapes. Calls run the first plan that was made for them and do
         not plan. Shardings that arguments carry are no pins then: they are moved to where the plan
         takes them.
-      remat: "auto" lets the backward pass make values of the forward pass again, as
-        `jax.checkpoint` does, where no other plan fits `memory_limit`, or where that is faster.
-        "never" leaves that to the program.
+      remat: "auto" lets the backward pass recompute values of the forward pass, as `jax.checkpoint`
+        does, if the fastest plan does not fit `memory_limit`. "never" leaves that to the program.
 
     Returns:
       A function with the methods `check`, `plan`, `trace`, `lower`, `eval_shape` and `clear_cache`.

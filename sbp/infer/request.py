@@ -322,7 +322,7 @@ class RequestCaches:
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """Values of the forward pass that the backward pass makes again.
+    """Values of the forward pass that the backward pass recomputes.
 
     Arguments:
       ends: positions of nodes of the program; a segment ends before each. What follows the last

@@ -346,6 +346,8 @@ def _scaled_gradients(
             continue
         inside, read, waiting = set[Instruction](), set[Register](), [last]
         for one in waiting:
+            if one in inside:
+                continue
             inside.add(one)
             sources = {s for s in one.ins if isinstance(s, Register)}
             stored = {s for s in sources if s in fusion.found or s not in places}

@@ -7,6 +7,7 @@ segment, through a barrier that keeps XLA from merging both runs.
 """
 
 import itertools
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -52,10 +53,10 @@ class _Segments:
         self.first_use = dict[Operand, int]()  # in the backward pass
         for i, node in reversed([*enumerate(graph.nodes)]):
             self.first_use |= dict.fromkeys(node.inputs, i) if node.backward else {}
-        last = last_forward_reads(graph)
+        last, ends = last_forward_reads(graph), (*how.ends, len(graph.nodes) + 1)
         # What goes from one segment to the next is there.
         self.kept = {
-            v for v, i in self.makers.items() if any(i < end <= last.get(v, i) for end in how.ends)
+            v for v, i in self.makers.items() if ends[bisect_right(ends, i)] <= last.get(v, i)
         }
         self.originals, self.entering = dict[int, int](), set[int]()
 
