@@ -347,6 +347,8 @@ def main() -> None:
             flush=True,
         )
     errors = [abs(r - 1) for r in ratios]
+    if not errors:
+        return
     print(
         f"median error {statistics.median(errors):.2f}, worst {max(errors):.2f}; planned over held"
         f" {min(ratios):.2f} to {max(ratios):.2f}"

@@ -407,13 +407,9 @@ def region_findings(
         if not isinstance(operand, int) or (fits and i not in uneven) or one_each:
             continue
         claimed = body.claimed(operand, claim)
-        # In later trips of a loop, what is counted by shard is often the fault of an earlier one.
-        tried = [] if claimed else [(b.lost(operand), b) for b in typed]
-        lost = min(
-            ((found, b) for found, b in tried if found is not None),
-            key=lambda found: found[0][0].kind in COUNTED,
-            default=None,
-        )
+        # A wrong value in one trip of a loop often makes a count wrong in later trips.
+        tried = [] if claimed else [(found, b) for b in typed if (found := b.lost(operand))]
+        lost = min(tried, key=lambda pair: pair[0][0].kind in COUNTED, default=None)
         ends += next((b.ends for b in typed if b.ends), [])
         if claimed is None and lost is None and i in uneven:
             claimed = Fault("uneven", body.divided(operand) or node)

@@ -83,8 +83,8 @@ class ComparedRun:
       values: the values that the program ran on, in words.
       reordered: whether the results differ only on reordered elements of the arguments.
       stages: whether it was compared with its stages, one after the other.
-      lost: positions of equal results of which a slice along the first dim depends on no argument,
-          if devices send values. Of stages, such a result counts as one that differs.
+      lost: positions of equal results with a slice along the first dim that no argument changes,
+          if devices send values. If the program ran as stages, such results count as different.
       counts: numbers of the program that are read as numbers of devices.
       zero: positions of results that are zero in both runs.
     """
@@ -168,7 +168,7 @@ class Comparisons:
       leaves: its arguments, as they are given.
       guessed: whether integers among their values had to be guessed.
       spread: whether random numbers are added to some of them.
-      reordered: whether the values are those of the arguments in another order.
+      reordered: whether the elements of each argument were put in another order.
       values: values of its arguments.
       others: other values of its arguments.
       run: runs it.

@@ -181,7 +181,8 @@ def _cuts(
             saved[i] += held.get(v, 0.0) * (v in read)
             crossing[i + 1] += full[v]
             crossing[max(last.get(v, i), i) + 1] -= full[v]
-    # Before each node: the bytes that are saved already, and those that the forward pass reads on.
+    # For each node: the bytes that earlier nodes save, and the bytes of earlier values that it or a
+    # later node of the forward pass reads.
     made, crossing = np.cumsum(saved) - saved, np.cumsum(crossing)
     whole = saved.sum()
     made = made[: np.searchsorted(made, whole) + 1]

@@ -225,8 +225,8 @@ def _left_out(program: Program) -> Iterator[str]:
         yield (
             "to fit in memory_limit, the backward pass runs"
             f" {recomputed_lines(program.graph)} of the forward pass again, as jax.checkpoint"
-            f" does{kept}. Without that, sbp found no plan that fits, or only slower ones. To"
-            ' forbid it, pass remat="never"'
+            f" does{kept}. sbp found no plan without recomputation that fits and is as fast. To"
+            ' forbid recomputation, pass remat="never"'
         )
     if declined := program.declined:
         why = (

@@ -76,7 +76,7 @@ class Maker(Writer):
         return view_of(self.graph, self.wiring.maker(value), value)
 
     def padded(self, node: Node, x: Operand, dim: int, shape: tuple[int, int, int]) -> Node:
-        """A pad of another value; other arguments as those of `Writer.pad`."""
+        """A copy of a pad that pads another value; `dim` and `shape` are those of `Writer.pad`."""
         params = {"padding_config": padding(self.graph.aval(x), dim, *shape)}
         return dataclasses.replace(node, inputs=(x, node.inputs[1]), params=params)
 

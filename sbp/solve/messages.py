@@ -362,7 +362,7 @@ def dual_of(
 ) -> tuple[float, dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]]:
     """A lower bound on the cost of all solutions, and costs to move from each table of pairwise
     costs to the unary costs of its two variables. After that, the least entries of all variables
-    and of all tables add up to the bound or more.
+    and of all tables add up to the bound.
 
     A backward pass leaves, for each variable, its belief less its least entry. The share of it that
     each message to an earlier variable carries belongs to the table that the message goes through.
@@ -387,12 +387,16 @@ def dual_of(
     beliefs = np.add.reduceat(messages, starts[:-1], axis=0) if len(starts) > 1 else messages
     carried = (beliefs - beliefs.min(axis=1, initial=np.inf)[:, None]) * passing.shares
     moved: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
-    for pair in graph.pairs:
+    unary, bound = [u.copy() for u in graph.unary], 0.0
+    for pair, table in graph.pairs.items():
         ends: list[np.ndarray] = []
         for own, other in (pair, pair[::-1]):
             rank = passing.rank[own]
             received = messages[passing.row[other, own], : passing.sizes[rank]]
             later = passing.rank[other] < rank
             ends.append(received - carried[rank, : passing.sizes[rank]] if later else received)
-        moved[pair] = ends[0], ends[1]
-    return bound, moved
+        moved[pair] = first, second = ends[0], ends[1]
+        unary[pair[0]] += first
+        unary[pair[1]] += second
+        bound += float((table - first[:, None] - second[None, :]).min())
+    return bound + sum(float(u.min()) for u in unary), moved

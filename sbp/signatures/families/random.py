@@ -176,7 +176,7 @@ def counters(
 
 
 def _countable(shape: tuple[int, ...]) -> bool:
-    """Whether two words count the elements, and one word those of each dim."""
+    """Whether 64 bits count the elements of an array, and 32 bits the elements of each dim."""
     return math.prod(shape) < 2**64 and all(size < 2**32 for size in shape)
 
 
