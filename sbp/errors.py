@@ -287,7 +287,7 @@ CODES: dict[str, str] = {
         "in a shard_map, the result of one shard is returned as the result of the whole"
     ),
     "differs-on-one-device": (
-        "in a shard_map, a result that changes with one device, and no operation explains why"
+        "in a shard_map, a result that changes with one device, or is not that of a plain function"
     ),
     "not-analysed": "in a shard_map, a program that the checker cannot run",
     "layout-conflict": "two dims of one tensor that a layout splits over one mesh axis",

@@ -397,10 +397,15 @@ specs = {"in_specs": Spec("model"), "out_specs": Spec(), "check_vma": False}
 @functools.partial(jax.shard_map, mesh=mesh, **specs)
 def total(x):
     return x.sum()
+def whole(x):
+    return x.sum()
 """)
     words = ["mapped.py:total", "--shard-map", "--args", "f32[8]"]
     assert "error[missing-reduction]" in command("check", *words, "--mesh", "model=4", status=1).out
-    assert "--shard-map needs the mesh" in command("check", *words, status=2).err
+    assert "needs its mesh" in command("check", *words, status=2).err
+    against = ["mapped.py:total", "--args", "f32[8]", "--mesh", "model=4", "--against"]
+    assert "error[missing-reduction]" in command("check", *against, "mapped.py:whole", status=1).out
+    assert "no function" in command("check", *against, "mapped.py", status=2).err
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ from sbp.kinds import (
     leaves_of,
     made_of,
     one_of,
+    or_none,
     public,
     reduce_dtype_name,
     refuse_unless,
@@ -68,6 +69,7 @@ from sbp.plan.saved import paths_of_plans
 from sbp.report.report import Report
 from sbp.run.execute import own_mesh
 from sbp.sizes.scope import is_symbolic
+from sbp.trace.graph import Graph
 
 # ---- plans that are kept ------------------------------------------------------------------------
 # `Jitted` keeps the plans of its function, by call signature.
@@ -553,8 +555,13 @@ def _axis_policies(boxing: Any) -> dict[str, Policy]:
 # ---- programs with shard_map --------------------------------------------------------------------
 
 
-@takes("sbp.check_shard_map", fn=FUNCTION)
-def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMesh) -> Report:
+@takes("sbp.check_shard_map", fn=FUNCTION, against=or_none(FUNCTION))
+def check_shard_map(
+    fn: Callable[..., Any],
+    *args: Any,
+    mesh: Mesh | AbstractMesh,
+    against: Callable[..., Any] | None = None,
+) -> Report:
     """Checks a program that uses `jax.shard_map`: missing, doubled and misplaced reductions, and
     results whose type is not the one that out_specs claim.
 
@@ -574,11 +581,16 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     number; write `lax.axis_size` for the number of devices. A program that is too large, or that
     cannot be run without devices, gets the warning `not-analysed`.
 
+    With `against`, a function of the same arguments that computes the right results on one device,
+    sbp compares the results with the results of this function instead. A difference is an error. If
+    all results are equal, sbp does not run the program with one device.
+
     Arguments:
       fn: any traceable function with `shard_map` in it, in jit, loops or gradients too.
       *args: its arguments: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them; for a mesh of
           Explicit axes with their shardings.
       mesh: the mesh of its regions.
+      against: a plain function that computes the same.
 
     Returns:
       A report: `ok`; `diagnostics` with the codes `missing-reduction`, `doubled-reduction`,
@@ -605,6 +617,20 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     fits(fn, args)
     check_mesh(graph := trace_program(fn, args, mesh), spec)
     leaves, _ = leaves_of(args, "sbp.check_shard_map")
+    plain = None if against is None else _plain(against, trace_program(against, args, mesh), graph)
     compared = compared_runs(graph, fn, lambda f: trace_program(f, args, mesh), leaves, spec)
+    compared.compare_all(against=plain)
     said, title = diagnostics_of(compared), getattr(fn, "__name__", "")
     return Report(program=None, diagnostics=said, title=title, coverage=coverage(compared))
+
+
+def _plain(fn: Callable[..., Any], graph: Graph, of: Graph) -> tuple[str, Graph]:
+    """The name and the program of a plain function that a program is compared with.
+
+    Raises:
+      SbpError: `bad-argument` where its results have other shapes or dtypes.
+    """
+    theirs, ours = (", ".join(str(g.aval(v)) for v in g.outputs) for g in (graph, of))
+    if theirs != ours:
+        raise ArgumentError(f"`against` returns {theirs}; the program returns {ours}")
+    return getattr(fn, "__name__", "against"), graph

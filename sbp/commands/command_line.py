@@ -88,6 +88,10 @@ _PROGRAM: Mapping[str, Mapping[str, Any]] = {
         "action": "store_true",
         "help": "check the collectives of a program that is written with jax.shard_map",
     },
+    "--against": {
+        "metavar": "TARGET",
+        "help": "compare a program that is written with jax.shard_map with this plain function",
+    },
     "--json": {"action": "store_true", "help": "print JSON"},
 }
 """The options that name a program."""
@@ -109,7 +113,7 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "--html": {"metavar": "FILE", "help": "write the report to this file as HTML"},
     },
     "emit": {
-        **{k: v for k, v in _PROGRAM.items() if k not in ("--shard-map", "--json")},
+        **{k: v for k, v in _PROGRAM.items() if k not in ("--shard-map", "--against", "--json")},
         "-o": {"dest": "output", "metavar": "FILE", "required": True, "help": "the file to write"},
         "--force": {"action": "store_true", "help": "replace the file if it exists"},
     },
@@ -482,6 +486,9 @@ SIMULATED = 8
 class UsageError(SbpError):
     """The words of the command line name no program that can be checked."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="unknown-option")
+
 
 class UserCodeError(Exception):
     """The user's own code raised an exception, which is the cause of this one. The text is a hint,
@@ -507,9 +514,10 @@ def _check(given: argparse.Namespace) -> Report | str:
       UserCodeError: where the user's code raises something else while it is loaded or traced.
     """
     mesh = mesh_axes(given.mesh) if given.mesh is not None else {}
-    if given.devices is not None and given.devices < 1:
-        raise SbpError(f"--devices must be at least 1, got {given.devices}", code="unknown-option")
     if given.devices is not None:  # other kinds of devices are not used
+        if given.devices < 1:
+            about = f"--devices must be at least 1, got {given.devices}"
+            raise SbpError(about, code="unknown-option")
         jax.config.update("jax_platforms", "cpu")
     # Programs that are checked send nothing to simulated devices.
     simulate_devices(given.devices or max(SIMULATED, math.prod(mesh.values())))
@@ -524,11 +532,14 @@ def _check(given: argparse.Namespace) -> Report | str:
     if given.command == "emit":
         jitted = _jit(function, axes, given)
         return _run(lambda: jitted.plan(*args, **kwargs).source(given.output), "")
-    if given.shard_map:
+    if given.shard_map or given.against:
         if axes is None:
-            about = "--shard-map needs the mesh of the program, such as --mesh data=2,model=4"
+            about = "checking a shard_map needs its mesh, such as --mesh data=2,model=4"
             raise SbpError(about, code="unknown-option")
-        return _run(lambda: check_shard_map(function, *args, mesh=axes, **kwargs), "")
+        plain = _find(given.against) if given.against else None
+        return _run(
+            lambda: check_shard_map(function, *args, mesh=axes, against=plain, **kwargs), ""
+        )
     jitted = _jit(function, axes, given)
     return _run(lambda: jitted.check(*args, **kwargs), "")
 
@@ -570,15 +581,11 @@ def _find(target: str) -> Any:
     """
     place, _, path = target.partition(":")
     if not path:
-        raise UsageError(
-            f"{target} names no function; write {place}:FUNCTION", code="unknown-option"
-        )
+        raise UsageError(f"{target} names no function; write {place}:FUNCTION")
     if place.endswith(".py"):
         if not Path(place).is_file():
             files = [str(Path(place).parent / p.name) for p in Path(place).parent.glob("*.py")]
-            raise UsageError(
-                f"there is no file {place}{nearest(place, files)}", code="unknown-option"
-            )
+            raise UsageError(f"there is no file {place}{nearest(place, files)}")
         found: Any = _run(lambda: _load(Path(place)))
     else:
         sys.path.insert(0, str(Path.cwd()))
@@ -588,16 +595,13 @@ def _find(target: str) -> Any:
             missing = error.__cause__
             if isinstance(missing, ModuleNotFoundError) and place.startswith(f"{missing.name}"):
                 raise UsageError(
-                    f"there is no module {place}; name a file with its ending, as in model.py:step",
-                    code="unknown-option",
+                    f"there is no module {place}; name a file with its ending, as in model.py:step"
                 ) from None
             raise
     for name in path.split("."):
         if not hasattr(found, name):
             names = [n for n in dir(found) if callable(getattr(found, n)) and n[0] != "_"]
-            raise UsageError(
-                f"{place} has no {path!r}{nearest(name, names)}", code="unknown-option"
-            )
+            raise UsageError(f"{place} has no {path!r}{nearest(name, names)}")
         found = getattr(found, name)
     return found
 
@@ -636,8 +640,7 @@ def _call(found: Any, given: tuple[tuple[Any, ...], dict[str, Any]] | None, targ
     if not callable(found):
         raise UsageError(
             f"{target} is {type(found).__name__}, not a function; name a function, or an sbp.jit"
-            " function",
-            code="unknown-option",
+            " function"
         )
     if given is not None:
         return (found, *given)
@@ -646,8 +649,7 @@ def _call(found: Any, given: tuple[tuple[Any, ...], dict[str, Any]] | None, targ
         raise UsageError(
             f"{target} takes {', '.join(needed)}; give their shapes, such as --args"
             f' "{", ".join(["float32[8,16]"] * len(needed))}", or name a function without'
-            " arguments that returns (function, arguments)",
-            code="unknown-option",
+            " arguments that returns (function, arguments)"
         )
     made = None if isinstance(found, Jitted) else _program(_run(found))
     return made or (found, (), {})

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -12,15 +12,20 @@ from sbp.errors import (
     SHOWN,
     Diagnostic,
     Help,
-    Label,
     Span,
-    listed,
+)
+from sbp.handwritten.compared import (
+    DIFFERS,
+    first_unknown,
+    labels_of,
+    plain_diagnostic,
+    run_diagnostic,
 )
 from sbp.handwritten.emulation import (
-    TOLERANCE,
     claims,
     function_of,
     outs_of,
+    program_run,
     regions_of,
     splits_jointly,
 )
@@ -44,7 +49,6 @@ from sbp.source.editing import in_order
 from sbp.source.reader import scope_of, source_text, users_span
 from sbp.trace.collectives import (
     KINDS,
-    SENDING,
     SHARD_MAP,
     SUMS,
     collective_runs,
@@ -170,7 +174,7 @@ def diagnostic(
         code=_CODES.get(kind, other),
         severity="warning" if finding.numbers or finding.reordered else "error",
         title=_TITLES[kind].format(**facts),
-        labels=_labels(marked) if users_span(at) else (),
+        labels=labels_of(marked) if users_span(at) else (),
         notes=tuple(dict.fromkeys((*_notes(finding), *more))),
         helps=helps,
         scope=scope_of(main),
@@ -274,101 +278,6 @@ def _notes(finding: Finding) -> Iterator[str]:
         )
 
 
-# ---- comparisons --------------------------------------------------------------------------------
-
-DIFFERS = "differs-on-one-device"
-
-
-_UP_TO = f", to within {TOLERANCE:g} of the largest element"
-
-
-def run_text(run: ComparedRun) -> str:
-    """What a comparison came to, as a sentence."""
-    where = f"with one device on mesh axis `{run.mesh_axis}`"
-    if run.untried:
-        return f"sbp did not compare the program with a run {where}, because {run.untried}"
-    if run.lost or not run.apart:
-        counts = f" if {listed(f'`{n}`' for n in run.counts)} counts devices" * bool(run.counts)
-        zero = f"; {_results(run.zero)}: zero in both runs, which hides faults" * bool(run.zero)
-        lost = f"; {_lost(run)}" if run.lost else ""
-        same = f"the program computes the same results{counts}{_UP_TO}"
-        return f"{where}, {same}: {_how(run)}{lost}{zero}"
-    text = f"{where}, the program computes other values for {_results(run.apart)}: {_how(run)}"
-    return "; ".join([text, *run.because])
-
-
-def _how(run: ComparedRun) -> str:
-    ways = "its {} stages one after the other" if run.stages else "it with {} devices and with one"
-    return f"sbp ran {ways.format(run.size)}, on {run.values}"
-
-
-def _results(numbers: tuple[int, ...]) -> str:
-    return f"result{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-
-
-def _lost(run: ComparedRun) -> str:
-    """That a part of some results is made of constants."""
-    return (
-        f"part of {_results(run.lost)} does not depend on any argument: a slice along the first dim"
-    )
-
-
-def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
-    """A comparison that shows a fault, or did not take place, in words; None for any other.
-
-    Arguments:
-      run: the comparison.
-      ends: operations at which types end.
-    """
-    axis = f"mesh axis `{run.mesh_axis}`"
-    if run.untried:
-        return Diagnostic(
-            code="not-analysed",
-            severity="note" if run.refused else "warning",
-            title=f"sbp did not check the program on {axis}: {run.untried}",
-        )
-    if not run.apart:
-        return None
-    title = (
-        f"{_results(run.apart)} {'change' if len(run.apart) > 1 else 'changes'} when {axis} has one"
-        " device"
-    )
-    if run.because:
-        return Diagnostic(
-            code=DIFFERS,
-            severity="note",
-            title=f"{title}; you may intend this: {'; '.join(run.because)}",
-        )
-    # Values that come from other devices are the most telling ones.
-    sent = [(n, "from another device") for n in ends if KINDS.get(n.op) in SENDING]
-    others = [(n, "depends on the device") for n in ends if KINDS.get(n.op) not in SENDING]
-    labels = _labels([*sent, *others])
-    untyped = f"the marked values have no type on {axis}; " if labels else ""
-    return Diagnostic(
-        code=DIFFERS,
-        severity="warning",
-        title=_lost(run) if run.lost else title,
-        labels=labels,
-        notes=(
-            run_text(run),
-            f"{untyped}look for a wrong neighbor, owner, offset, factor or number of steps, or for"
-            " an operation that only some devices are meant to run",
-        ),
-    )
-
-
-def _labels(texts: Iterable[tuple[Node, str]]) -> tuple[Label, ...]:
-    """Labels on the user's lines of some operations, the first one as the primary one."""
-    found = dict[Span, str]()
-    for node, text in texts:
-        span = users_span(node)
-        if span is not None:
-            found.setdefault(span, text)
-    return tuple(
-        Label(span=span, text=text, primary=i == 0) for i, (span, text) in enumerate(found.items())
-    )
-
-
 # ---- coverage -----------------------------------------------------------------------------------
 # What was checked of a program: its collectives with the bytes that they send, and its comparisons
 # with one device.
@@ -433,7 +342,7 @@ def coverage(compared: Comparisons) -> Coverage:
             )
             for runs in grouped.values()
         ),
-        runs=tuple(c.run for c in compared.compared),
+        runs=tuple(run for run in (compared.plain, *(c.run for c in compared.compared)) if run),
     )
 
 
@@ -614,8 +523,14 @@ def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
     for finding in causes:
         said.append(diagnostic(finding, compared.mesh, helper().helps(finding)))
     said = _together(said)
-    shown = (run_diagnostic(c.run, ends.get(c.run.mesh_axis, ())) for c in compared.compared)
-    said += [d for d in shown if d is not None and not (causes and d.code == DIFFERS)]
+    if compared.plain is None:
+        shown = (run_diagnostic(c.run, ends.get(c.run.mesh_axis, ())) for c in compared.compared)
+        said += [d for d in shown if d is not None and not (causes and d.code == DIFFERS)]
+    elif compared.plain.apart and all(d.severity != "error" for d in said):
+        graphs = filter(None, (compared.graph, compared.against))
+        ran, want = (program_run(graph, every=True)(compared.values) for graph in graphs)
+        ends = first_unknown(ran, want, len(compared.mesh.axes))
+        said += [plain_diagnostic(compared.plain, ends)]
     return tuple(
         sorted(said, key=lambda d: (d.primary is None, d.primary.span if d.primary else None))
     )

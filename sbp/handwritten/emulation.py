@@ -365,13 +365,15 @@ def program_run(graph: Graph, *, every: bool = False) -> Callable[[Sequence[Any]
 
     Arguments:
       graph: a program with `shard_map`s.
-      every: whether to keep every value of its regions; without it, only their results.
+      every: whether to keep every value of its regions, or of a program without regions; if not,
+          sbp keeps only the results of regions.
     """
     returned = {v for node in regions_of(graph) for v in node.params["body"].outputs}
+    has_regions = any(True for _ in regions_of(graph))
 
     def whole(*inputs: Any) -> Any:
         values = dict[int, Any]()
-        outs = _record(graph, inputs, 0, values)
+        outs = _record(graph, inputs, 0 if has_regions else 1, values)
         kept = {v: plain(y) for v, y in values.items() if every or v in returned}
         return [plain(y) for y in outs], kept
 
@@ -644,16 +646,15 @@ def _one_axis_at_a_time(node: Node, args: Sequence[Any]) -> list[Any]:
     """An all-gather, the inner axis first, or a reduce-scatter, the outer axis first: `vmap` has
     none over several axes."""
     p, names, (x,) = node.params, names_of(node), args
-    if p["axis_index_groups"] is not None or (len(names) > 1 and not p["tiled"]):
-        raise NotImplementedError(f"{node.op} in groups of an axis, or untiled over several axes")
-    if KINDS[node.op] == "gathering":
-        for name in reversed(names):
-            x = lax.all_gather(x, name, axis=p["all_gather_dimension"], tiled=p["tiled"])
-    else:
-        for name in names:
-            x = lax.psum_scatter(
-                x, name, scatter_dimension=p["scatter_dimension"], tiled=p["tiled"]
-            )
+    if p["axis_index_groups"] is not None:
+        raise NotImplementedError(f"{node.op} in groups of an axis")
+    gathers = KINDS[node.op] == "gathering"
+    for name in reversed(names) if gathers else names:
+        tiled = p["tiled"] or name != names[-1]  # the inner axis makes the dim, or takes it away
+        if gathers:
+            x = lax.all_gather(x, name, axis=p["all_gather_dimension"], tiled=tiled)
+        else:
+            x = lax.psum_scatter(x, name, scatter_dimension=p["scatter_dimension"], tiled=tiled)
     return [x]
 
 

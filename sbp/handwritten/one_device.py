@@ -40,6 +40,7 @@ from sbp.handwritten.emulation import (
     too_large,
     with_folded,
 )
+from sbp.handwritten.meant import why_meant
 from sbp.handwritten.measured import (
     Types,
     bodies,
@@ -47,16 +48,14 @@ from sbp.handwritten.measured import (
     fixed_numbers,
     is_good,
     measure_types,
-    places_of,
     renumber,
 )
 from sbp.handwritten.written_sizes import AxisInCode, WrittenSizes
 from sbp.machine.mesh import MeshSpec, call_without_mesh
 from sbp.signatures import traits_of
-from sbp.signatures.rule import KEEPS_INDICES, RANKS
-from sbp.trace.collectives import AXIS_INDEX, KINDS, names_of
+from sbp.trace.collectives import KINDS, names_of
 from sbp.trace.graph import Graph
-from sbp.types import B, Split
+from sbp.types import B
 
 NUMBERS = 3
 """Variables whose numbers are read in both ways, as a count of devices and as another number. Their
@@ -71,11 +70,12 @@ SLICES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """A comparison of a program with the same program on one device of a mesh axis.
+    """A comparison of a program with the same program on one device of a mesh axis, or with a plain
+    function.
 
     Arguments:
-      mesh_axis: the mesh axis.
-      size: its size.
+      mesh_axis: the mesh axis; empty for a plain function.
+      size: its size; for a plain function, the number of devices.
       apart: positions of the program's results that differ, as leaves.
       untried: why it was not compared; empty where it was.
       refused: whether that is because the function does not run on one device.
@@ -87,6 +87,7 @@ class ComparedRun:
           if devices send values. If the program ran as stages, such results count as different.
       counts: numbers of the program that are read as numbers of devices.
       zero: positions of results that are zero in both runs.
+      plain: the name of the plain function.
     """
 
     mesh_axis: str
@@ -101,6 +102,7 @@ class ComparedRun:
     lost: tuple[int, ...] = ()
     counts: tuple[str, ...] = ()
     zero: tuple[int, ...] = ()
+    plain: str = ""
 
     @property
     def wrong(self) -> bool:
@@ -175,6 +177,9 @@ class Comparisons:
       got: its run on the mesh.
       uneven: results that out_specs claim to be equal and are not: region's id, position, axis.
       compared: the comparisons.
+      against: the plain function that says what is right, if there is one.
+      plain: the comparison with this function.
+      wanted: right results on both sets of values.
     """
 
     graph: Graph
@@ -192,6 +197,8 @@ class Comparisons:
     got: Ran = field(init=False)
     uneven: frozenset[tuple[Any, ...]] = frozenset()
     compared: list[Compared] = field(default_factory=list)
+    against: Graph | None = None
+    plain: ComparedRun | None = None
     wanted: list[Ran] | None = None
 
     def text(self) -> str:
@@ -205,6 +212,72 @@ class Comparisons:
         ]
         return self
 
+    def compare_all(
+        self, meant: Iterable[str] | None = None, against: tuple[str, Graph] | None = None
+    ) -> "Comparisons":
+        """Compares the program on all mesh axes.
+
+        Arguments:
+          meant: what shows that a difference may be meant; None for a program whose stages may be
+              run one after the other.
+          against: a plain function that says what is right: its name, and its program. If the
+              results are equal, the program is not compared with one device.
+        """
+        if reason := too_large(self.graph):
+            return self.without_trial(reason)
+        with jax.ensure_compile_time_eval():  # the caller may be tracing
+            values, self.others = (arguments.values_of(self.leaves, seed) for seed in (0, 1))
+            poisoned = arguments.poison(self.graph, values)
+        self.run, reasons = program_run(self.graph), tuple(meant or ())
+        for self.values in (values, poisoned):
+            if reason := self.run_first(is_poisoned=self.values is not values):
+                return self.without_trial(reason)
+            self.uneven = uneven(self.graph, self.got, self.mesh)
+            equal = against is not None and not self.compare_with(*against).apart
+            self.compared = [
+                self.compare(
+                    written,
+                    meant is None and bool(written.axis.permutations),
+                    [i for _, i, a in self.uneven if a == name],
+                    reasons,
+                )
+                for name, written in (self.axes.items() if self.uneven or not equal else ())
+            ]
+            tests = any(traits_of(node.op).numpy is np.isfinite for node in bodies(self.graph))
+            if not tests or any(c.wrong for c in self.compared):
+                break
+        return self
+
+    def run_first(self, *, is_poisoned: bool) -> str:
+        """Runs the program on the mesh, on other values where its results say nothing. Returns why
+        it cannot be compared; empty where it can."""
+        is_given = [*map(arguments.is_value, self.leaves)]
+        try:
+            self.got = self.run(self.values)
+            if is_poisoned:
+                return ""
+            if not self.got.is_finite:  # a root of random values
+                with jax.ensure_compile_time_eval():
+                    exact = [arguments.values_of(self.leaves, k, spread=False) for k in (0, 1)]
+                    if not all(is_given):
+                        exact = [[arguments.positive(x) for x in values] for values in exact]
+                    self.values, self.others = exact
+                self.spread = False
+                self.got = self.run(self.values)
+            zero = not any(is_given) and not self.got.is_telling
+            for seed in range(2, DRAWS) if zero else ():
+                with jax.ensure_compile_time_eval():
+                    other = arguments.values_of(self.leaves, seed)
+                if (got := self.run(other)).is_telling:
+                    self.values, self.got = other, got
+                    break
+        except SbpInternalError:
+            raise
+        except FAILURES as error:  # of `vmap`
+            return f"sbp cannot run it without devices ({reason_of(error)})"
+        values = "its arguments" if all(is_given) else "random values; pass arrays as arguments"
+        return "" if self.got.is_finite else f"its results are infinite or NaN on {values}"
+
     def wrong_of(self, graph: Graph) -> frozenset[tuple[Any, ...]] | None:
         """The wrong results of an edited program, then its uneven results. A result is wrong if it
         differs from the same result of this program with one device on each mesh axis on which this
@@ -217,7 +290,7 @@ class Comparisons:
                     if c.wrong and not c.run.untried:
                         written = WrittenSizes(self.axes[c.run.mesh_axis].axis)
                         trace = functools.partial(trace_on_one_device, trace, written, c.alone)
-                run = program_run(trace(self.fn))
+                run = program_run(self.against or trace(self.fn))
                 self.wanted = [run(values) for values in sets]
             run = program_run(graph)
             every = [run(values) for values in sets]
@@ -228,6 +301,35 @@ class Comparisons:
             raise
         except FAILURES:  # of an edit: shapes that no longer fit
             return None
+
+    def tell_apart(self, other: Callable[[Sequence[Any]], Ran]) -> tuple[Ran, tuple[int, ...]]:
+        """The run of another program, and the results that differ from those of this program. If
+        none do, both run on the other values: values may hide a fault, as the best element of each
+        shard may be the best of all."""
+        want = other(self.values)
+        differs = _differing(self.got, want)
+        if not differs:
+            got, again = self.run(self.others), other(self.others)
+            if again.is_finite and (differs := _differing(got, again)):
+                self.values, self.others = self.others, self.values
+                self.got, want = got, again
+                self.reordered ^= any(map(arguments.is_value, self.leaves))
+        return want, differs
+
+    def compare_with(self, name: str, against: Graph) -> ComparedRun:
+        """The comparison with a plain function, which says what is right from now on."""
+        self.against = against
+        want, differs = self.tell_apart(program_run(against))
+        self.plain = ComparedRun(
+            mesh_axis="",
+            size=self.mesh.num_devices,
+            apart=differs,
+            values=self.text(),
+            reordered=self.reordered,
+            zero=_zero(want),
+            plain=name,
+        )
+        return self.plain
 
     def compare(
         self, written: WrittenSizes, chained: bool, uneven: Collection[int], meant: Iterable[str]
@@ -249,32 +351,22 @@ class Comparisons:
         for attempt in _attempts(written, chained):
             try:
                 alone = trace_on_one_device(self.traced, written, attempt, self.fn)
-                run_alone = program_run(alone)
-                want = run_alone(self.values)
-                # Values may hide a fault: the best of each shard may be the best of all.
-                if not _differing(self.got, want):
-                    other, again = self.run(self.others), run_alone(self.others)
-                    if again.is_finite and _differing(other, again):
-                        self.values, self.others = self.others, self.values
-                        self.got, want = other, again
-                        self.reordered ^= any(map(arguments.is_value, self.leaves))
-                        run = replace(run, values=self.text(), reordered=self.reordered)
+                want, differs = self.tell_apart(program_run(alone))
             except SbpInternalError:
                 raise
             except FAILURES as error:  # of code that is not written for one device; the report says
                 failed[attempt] = reason_of(error)
                 continue
-            differs = _differing(self.got, want)
+            run = replace(run, values=self.text(), reordered=self.reordered)
             if not differs and not uneven:
                 lost = self.find_unreached() if chained else ()
                 wrong = lost if attempt.chained else ()
-                zero = tuple(i for i, x in enumerate(want.results) if x.size and not x.any())
-                same = replace(run, apart=wrong, stages=attempt.chained, lost=lost, zero=zero)
-                same = replace(same, counts=attempt.names)
+                same = replace(run, apart=wrong, stages=attempt.chained, lost=lost)
+                same = replace(same, zero=_zero(want), counts=attempt.names)
                 return Compared(run=same, alone=attempt)
             apart[attempt] = differs, alone
             pairs = list(zip(self.got.results, want.results, strict=True))
-            if attempt.chained and not all(_multiple(*pairs[i]) for i in differs):
+            if attempt.chained and None in [factor_of(*pairs[i]) for i in differs]:
                 reached = zip(self.reaches(self.graph), self.reaches(alone), strict=True)
                 if all((x == y).all() for x, y in reached):
                     because.add("the stages of the pipeline may be different functions")
@@ -343,9 +435,7 @@ class Comparisons:
             twos -= chosen  # a 2 is frequent: the program may be right, or halve its loss
             break
         trips = tuple(self.types_of(got, wants[:1], axis.name, t) for t in (0, 1))
-        because |= {*ranks(self.graph, types), *picks(self.graph, axis.size)} | set(
-            one_each(self.graph, alone, axis.name)
-        )
+        because |= {*why_meant(self.graph, alone, types, axis.name, axis.size)}
         meant = bool(because)
         if any(x.shape != y.shape for x, y in zip(self.got.results, want.results, strict=True)):
             guesses.add("the shape of its result depends on the number of devices")
@@ -435,24 +525,25 @@ def _has_few_slices(x: np.ndarray) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and x.ndim > 0 and x.shape[0] <= SLICES
 
 
-def _multiple(got: np.ndarray, want: np.ndarray) -> bool:
-    """Whether a value is another one times a number."""
-    if got.shape != want.shape:
-        return False
-    most = int(np.argmax(np.abs(want))) if want.size else 0
-    factor = got.flat[most] / want.flat[most] if want.size and want.flat[most] else np.nan
-    return bool(np.isfinite(factor)) and not differ(got, np.asarray(want * factor, want.dtype))
+def factor_of(got: np.ndarray, want: np.ndarray) -> float | None:
+    """The number by which a value is another one; None where there is none."""
+    if got.shape != want.shape or not want.size or not want.any():
+        return None
+    most = int(np.argmax(np.abs(want)))
+    factor = got.flat[most] / want.flat[most]
+    same = np.isfinite(factor) and not differ(got, np.asarray(want * factor, want.dtype))
+    return float(factor) if same else None
+
+
+def _zero(ran: Ran) -> tuple[int, ...]:
+    """Positions of results that are zero."""
+    return tuple(i for i, x in enumerate(ran.results) if x.size and not x.any())
 
 
 def _differing(got: Ran, want: Ran) -> tuple[int, ...]:
     """Positions of results that differ between two runs."""
     pairs = enumerate(zip(got.results, want.results, strict=True))
     return tuple(i for i, (x, y) in pairs if x.shape != y.shape or differ(x, y))
-
-
-# ---- differences that may be meant --------------------------------------------------------------
-# What shows that a program is meant to compute something else on one device: each device ranks its
-# own elements, picks its own, or returns one of its own.
 
 
 def permutations(graph: Graph, name: str) -> list[list[tuple[Any, ...]]]:
@@ -474,58 +565,6 @@ def lengths_of(graph: Graph, name: str) -> frozenset[int]:
         )
         if name in axes
     )
-
-
-def ranks(graph: Graph, types: Types) -> Iterator[str]:
-    """Whether the devices rank their own elements, and something depends on the ranks, as which
-    tokens of a shard are over its capacity.
-
-    Arguments:
-      graph: a program with regions.
-      types: its types on the mesh axis.
-    """
-    every = list(bodies(graph))
-    ranked = [
-        node
-        for node in every
-        if node.op in RANKS and not is_good(types.get(node.outputs[0], frozenset()))
-    ]
-    flows = [({*n.inputs}, r.inputs) for n in every for r in n.regions]
-    flows += [({*n.inputs, *(v for r in n.regions for v in r.outputs)}, n.outputs) for n in every]
-    reached, before = {v for node in ranked for v in node.outputs}, set[int]()
-    while reached != before:  # a loop carries ranks back to its start
-        before = set(reached)
-        for read, made in flows:
-            if reached & read:
-                reached |= {*made}
-    for node in every:
-        picked = {node.inputs[i] for i in places_of(node)}
-        compares = traits_of(node.op).scales == "compared" and len(node.inputs) == 2
-        if reached & (set(node.inputs) if compares else picked):
-            yield "each device ranks its own elements, and may drop those over its capacity"
-
-
-def one_each(graph: Graph, alone: Graph, name: str) -> Iterator[str]:
-    """Whether a region returns one element for each device, whatever their number."""
-    for (a, results), (b, _) in zip(claims(graph), claims(alone), strict=False):
-        for i in results:
-            claim = atom_of(a.params["out_specs"][i], name)
-            both = (a.params["body"], b.params["body"])
-            shapes = [g.aval(g.outputs[i]).shape for g in both if i < len(g.outputs)]
-            if isinstance(claim, Split) and all(x[claim.dim] == 1 for x in shapes):
-                yield "a region returns one element for each device"
-
-
-def picks(graph: Graph, n: int) -> Iterator[str]:
-    """Whether each device picks one of n elements, as many as there are devices, by its index."""
-    for region in regions_of(graph):
-        body, own = region.params["body"], set[int]()
-        for node in body.walk():
-            if node.op == AXIS_INDEX or (node.op in KEEPS_INDICES and own & {*node.inputs}):
-                own |= {*node.outputs}
-            shape = body.aval(node.inputs[0]).shape if node.inputs else ()
-            if n in shape and {node.inputs[i] for i in places_of(node)} & own:
-                yield "each device picks the element at its own index, one for each device"
 
 
 # ---- the program on one device ------------------------------------------------------------------
@@ -613,9 +652,8 @@ def compared_runs(
     traced: Callable[[Any], Graph],
     leaves: Sequence[Any],
     mesh: MeshSpec,
-    meant: Iterable[str] | None = None,
 ) -> Comparisons:
-    """Compares a program with the same program on one device of each mesh axis.
+    """A program with its mesh axes, to be compared with the same program on one device of each.
 
     Arguments:
       graph: the program.
@@ -623,67 +661,17 @@ def compared_runs(
       traced: traces a function as the program.
       leaves: its arguments: arrays, numbers, or shapes.
       mesh: its mesh.
-      meant: what shows that a difference may be meant; None for a program whose stages may be run
-          one after the other.
     """
-    own = {name: _sizes_of(graph, name, mesh) for name, n in mesh.axes if n > 1}
-    is_given, reasons = [*map(arguments.is_value, leaves)], tuple(meant or ())
-    found = Comparisons(
+    return Comparisons(
         graph=graph,
         fn=fn,
         traced=traced,
-        axes=own,
+        axes={name: _sizes_of(graph, name, mesh) for name, n in mesh.axes if n > 1},
         mesh=mesh,
         leaves=leaves,
         guessed=any(map(arguments.is_guessed, leaves)),
         spread=any(map(arguments.is_flat, leaves)),
     )
-    if reason := too_large(graph):
-        return found.without_trial(reason)
-    with jax.ensure_compile_time_eval():  # the caller may be tracing
-        values, found.others = arguments.values_of(leaves, 0), arguments.values_of(leaves, 1)
-        poisoned = arguments.poison(graph, values)
-    found.run = run = program_run(graph)
-    for found.values in (values, poisoned):
-        try:
-            found.got = run(found.values)
-            first = found.values is values
-            if first and not found.got.is_finite:  # a root of random values
-                with jax.ensure_compile_time_eval():
-                    exact = [arguments.values_of(leaves, k, spread=False) for k in (0, 1)]
-                    if not all(is_given):
-                        exact = [[arguments.positive(x) for x in values] for values in exact]
-                    found.values, found.others = exact
-                found.spread = False
-                found.got = run(found.values)
-            zero = first and not any(is_given) and not found.got.is_telling
-            for seed in range(2, DRAWS) if zero else ():
-                with jax.ensure_compile_time_eval():
-                    other = arguments.values_of(leaves, seed)
-                if (got := run(other)).is_telling:
-                    found.values, found.got = other, got
-                    break
-        except SbpInternalError:
-            raise
-        except FAILURES as error:  # of `vmap`
-            return found.without_trial(f"sbp cannot run it without devices ({reason_of(error)})")
-        if first and not found.got.is_finite:
-            values = "its arguments" if all(is_given) else "random values; pass arrays as arguments"
-            return found.without_trial(f"its results are infinite or NaN on {values}")
-        found.uneven = uneven(graph, found.got, mesh)
-        found.compared = [
-            found.compare(
-                written,
-                meant is None and bool(written.axis.permutations),
-                [i for _, i, a in found.uneven if a == name],
-                reasons,
-            )
-            for name, written in own.items()
-        ]
-        tests = any(traits_of(node.op).numpy is np.isfinite for node in bodies(graph))
-        if not tests or any(c.wrong for c in found.compared):
-            break
-    return found
 
 
 def uneven(graph: Graph, ran: Ran, mesh: MeshSpec) -> frozenset[tuple[int, int, str]]:

@@ -47,7 +47,8 @@ from sbp.errors import (
     refused,
     warn,
 )
-from sbp.handwritten.check import DIFFERS, diagnostics_of
+from sbp.handwritten.check import diagnostics_of
+from sbp.handwritten.compared import DIFFERS
 from sbp.handwritten.emulation import axes_by_dim
 from sbp.handwritten.one_device import compared_runs
 from sbp.kinds import FLAG, FUNCTION, fits, leaves_of, returning_arrays, takes
@@ -485,8 +486,7 @@ class _Region:
             traced=lambda f: again(f).program(self.span),
             leaves=[graph.avals[v] for v in graph.inputs],
             mesh=self.mesh,
-            meant=meant,
-        )
+        ).compare_all(meant)
         partial = {
             name for h in body.ins for name, atom in h.type.items() if isinstance(atom, Unreduced)
         }

@@ -22,7 +22,8 @@ from sbp.errors import (
 from sbp.explain.change import labels_at
 from sbp.explain.names import recomputed_lines
 from sbp.explain.subjects import SourcePlace
-from sbp.handwritten.check import Coverage, run_text
+from sbp.handwritten.check import Coverage
+from sbp.handwritten.compared import run_text
 from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode, to_type
 from sbp.limits import policies_text

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as PS
 
 import sbp
 from sbp.handwritten import emulation
-from sbp.handwritten.check import DIFFERS
+from sbp.handwritten.compared import DIFFERS
 from tests.shardmap.programs.collection import RIGHT, programs
 from tests.shardmap.programs.kinds import N_MODEL, mapped, mesh
 

@@ -118,7 +118,7 @@ def test_repairs_that_are_not_tried_are_said(name):
     args = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in pair.args)
     fn = pair.program("wrong", False)
     again = lambda f: trace_program(f, args, mesh())
-    compared = compared_runs(again(fn), fn, again, args, spec)
+    compared = compared_runs(again(fn), fn, again, args, spec).compare_all()
     (finding,), _ = find_faults(compared)
     for tried, said in ((1, True), (24, False)):
         notes = diagnostic(finding, spec, Helper(compared, tried=tried).helps(finding)).notes

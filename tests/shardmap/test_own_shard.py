@@ -9,7 +9,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as PS
 
 import sbp
-from sbp.handwritten.check import DIFFERS
+from sbp.handwritten.compared import DIFFERS
 from tests.shardmap.practice.case import devices
 from tests.shardmap.programs.kinds import mapped, mesh
 from tests.shardmap.programs.wrong.subtle import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.handwritten.check import DIFFERS
+from sbp.handwritten.compared import DIFFERS
 from tests.shardmap.programs.collection import (
     EVERYDAY,
     FIRST,

@@ -543,6 +543,10 @@ sbp train --workdir runs/b --set ramp_steps=100 --set clip_norm=1
         elements, or a region returns one element for each device. Take the number of devices from
         lax.axis_size. For a number in the source, sbp tries both meanings, the number of devices
         and another number.
+
+        With against=, sbp compares the program with your plain function instead, and a difference
+        is an error. The labels then mark operations whose operands make up values of the plain
+        function, while their results do not.
         """,
         _example(
             '(x):\n    n = jax.lax.axis_size("model")\n'

@@ -1,0 +1,203 @@
+"""Comparisons in words, and where a program stops computing the values of a plain function."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from sbp.errors import Diagnostic, Label, Span, listed
+from sbp.handwritten.emulation import TOLERANCE, Ran, differ, regions_of
+from sbp.handwritten.one_device import ComparedRun, factor_of
+from sbp.source.reader import users_span
+from sbp.trace.collectives import KINDS, SENDING
+from sbp.trace.graph import Node
+
+DIFFERS = "differs-on-one-device"
+
+
+_UP_TO = f", to within {TOLERANCE:g} of the largest element"
+
+
+def run_text(run: ComparedRun) -> str:
+    """What a comparison came to, as a sentence."""
+    where = f"with one device on mesh axis `{run.mesh_axis}`"
+    if run.plain:
+        if run.apart:
+            return f"sbp ran the program and `{run.plain}` on {run.values}"
+        same = f"the program computes the results of `{run.plain}`{_UP_TO}"
+        return f"{same}; sbp ran both on {run.values}{_zeros(run)}"
+    if run.untried:
+        return f"sbp did not compare the program with a run {where}, because {run.untried}"
+    if run.lost or not run.apart:
+        counts = f" if {listed(f'`{n}`' for n in run.counts)} counts devices" * bool(run.counts)
+        lost = f"; {_lost(run)}" if run.lost else ""
+        same = f"the program computes the same results{counts}{_UP_TO}"
+        return f"{where}, {same}: {_how(run)}{lost}{_zeros(run)}"
+    text = f"{where}, the program computes other values for {_results(run.apart)}: {_how(run)}"
+    return "; ".join([text, *run.because])
+
+
+def _how(run: ComparedRun) -> str:
+    ways = "its {} stages one after the other" if run.stages else "it with {} devices and with one"
+    return f"sbp ran {ways.format(run.size)}, on {run.values}"
+
+
+def _zeros(run: ComparedRun) -> str:
+    return f"; {_results(run.zero)}: zero in both runs, which hides faults" * bool(run.zero)
+
+
+def _results(numbers: tuple[int, ...]) -> str:
+    return f"result{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _lost(run: ComparedRun) -> str:
+    """That a part of some results is made of constants."""
+    return (
+        f"part of {_results(run.lost)} does not depend on any argument: a slice along the first dim"
+    )
+
+
+def plain_diagnostic(run: ComparedRun, ends: Sequence[tuple[Node, float]]) -> Diagnostic:
+    """A comparison with a plain function that shows a fault, in words.
+
+    Arguments:
+      run: the comparison.
+      ends: where the program leaves the plain function.
+    """
+    whole = f"a value of `{run.plain}`"
+    left = f"its operands make up values of `{run.plain}`, its result does not"
+    are = "are" if len(run.apart) > 1 else "is"
+    return Diagnostic(
+        code=DIFFERS,
+        severity="error",
+        title=f"{_results(run.apart)} {are} not as in `{run.plain}`",
+        labels=labels_of(
+            (n, left if k == 1 else f"{k:g} times {whole}" if k > 1 else f"1/{1 / k:g} of {whole}")
+            for n, k in ends
+        ),
+        notes=(run_text(run),),
+    )
+
+
+def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
+    """A comparison that shows a fault, or did not take place, in words; None for any other.
+
+    Arguments:
+      run: the comparison.
+      ends: operations at which types end.
+    """
+    axis = f"mesh axis `{run.mesh_axis}`"
+    if run.untried:
+        return Diagnostic(
+            code="not-analysed",
+            severity="note" if run.refused else "warning",
+            title=f"sbp did not check the program on {axis}: {run.untried}",
+        )
+    if not run.apart:
+        return None
+    title = (
+        f"{_results(run.apart)} {'change' if len(run.apart) > 1 else 'changes'} when {axis} has one"
+        " device"
+    )
+    if run.because:
+        return Diagnostic(
+            code=DIFFERS,
+            severity="note",
+            title=f"{title}; you may intend this: {'; '.join(run.because)}",
+        )
+    # Values that come from other devices are the most telling ones.
+    sent = [(n, "from another device") for n in ends if KINDS.get(n.op) in SENDING]
+    others = [(n, "depends on the device") for n in ends if KINDS.get(n.op) not in SENDING]
+    labels = labels_of([*sent, *others])
+    untyped = f"the marked values have no type on {axis}; " if labels else ""
+    return Diagnostic(
+        code=DIFFERS,
+        severity="warning",
+        title=_lost(run) if run.lost else title,
+        labels=labels,
+        notes=(
+            run_text(run),
+            f"{untyped}look for a wrong neighbor, owner, offset, factor or number of steps, or for"
+            " an operation that only some devices are meant to run",
+        ),
+    )
+
+
+def labels_of(texts: Iterable[tuple[Node, str]]) -> tuple[Label, ...]:
+    """Labels on the user's lines of some operations, the first one as the primary one."""
+    found = dict[Span, str]()
+    for node, text in texts:
+        span = users_span(node)
+        if span is not None:
+            found.setdefault(span, text)
+    return tuple(
+        Label(span=span, text=text, primary=i == 0) for i, (span, text) in enumerate(found.items())
+    )
+
+
+# ---- places ------------------------------------------------------------------------------------
+
+
+def first_unknown(ran: Ran, want: Ran, axes: int) -> list[tuple[Node, float]]:
+    """Where a program leaves the plain function: the operations on the way to wrong results that
+    make up a multiple of a value of the plain function, each with the factor. If there are none,
+    the last operations whose operands make up values of the plain function, though their own value
+    does not; these have the factor 1.0.
+
+    Arguments:
+      ran: a run of the program that kept every value.
+      want: such a run of the plain function.
+      axes: the number of mesh axes.
+    """
+    by_shape = defaultdict[tuple[int, ...], list[np.ndarray]](list)
+    for x in itertools.chain(want.values.values(), want.results):
+        by_shape[x.shape].append(x)
+    factors = {v: _factor(parts, axes, by_shape) for v, parts in ran.values.items()}
+    ends = dict[int, tuple[Node, float]]()
+    for region in regions_of(ran.graph):
+        body = region.params["body"]
+        constants = set[int]()
+        for node in body.nodes:
+            if all(o in constants for o in node.inputs if isinstance(o, int)):
+                constants |= {*node.outputs}
+        known = {*body.inputs} | constants | {v for v, factor in factors.items() if factor}
+        wrong = {v for v in body.outputs if factors.get(v) != 1.0}
+        for node in reversed(body.nodes):
+            operands = {v for v in node.inputs if isinstance(v, int)}
+            if made := wrong & {*node.outputs}:
+                scaled = {v for v in operands if factors.get(v) not in (None, 1.0)}
+                wrong |= scaled | (set() if made <= known else operands - known)
+                if made <= known or (operands <= known and not scaled):
+                    ends[node.id] = node, max(factors.get(v) or 1.0 for v in made)
+    scaled = [end for end in ends.values() if end[1] != 1.0]
+    return (scaled or [*ends.values()])[::-1]
+
+
+def _factor(
+    parts: np.ndarray, axes: int, values: Mapping[tuple[int, ...], Sequence[np.ndarray]]
+) -> float | None:
+    """By how much a value is one of several values: 1.0, or a whole number or its inverse."""
+    pairs = [(x, y) for x in _wholes(parts, axes) for y in values.get(x.shape, ())]
+    if any(not differ(x, y) for x, y in pairs):
+        return 1.0
+    several = jnp.issubdtype(parts.dtype, jnp.inexact) and np.ptp(abs(parts)) > 0
+    found = (factor_of(x, y) for x, y in (pairs if several else ()))
+    nice = (k for k in found if k and abs(max(k, 1 / k) % 1) < TOLERANCE)
+    return next(nice, None)
+
+
+def _wholes(parts: np.ndarray, axes: int) -> Iterator[np.ndarray]:
+    """What parts make up, as copies, summands or shards, if their first dims are mesh axes."""
+    if not axes:
+        yield parts
+        return
+    each = np.moveaxis(parts, axes - 1, 0)
+    if not any(differ(x, each[0]) for x in each[1:]):
+        yield from _wholes(each[0], axes - 1)
+        return
+    if parts.dtype != np.bool_:
+        yield from _wholes(each.sum(0, dtype=parts.dtype), axes - 1)
+    for dim in range(axes - 1, parts.ndim - 1):
+        yield from _wholes(np.concatenate([*each], dim), axes - 1)
