@@ -303,7 +303,7 @@ class Plan:
     @takes("Plan.diff", skip=1, other=Kind("another plan", lambda x: isinstance(x, Plan)))
     def diff(self, other: "Plan") -> Comparison:
         """The differences between this plan and another plan of the same or a similar function:
-        costs, types of inputs, outputs and values, conversions.
+        costs, types of inputs, outputs and values, conversions, and which settings differ.
 
         Arguments:
           other: a plan under another policy, mesh or hardware, or with other annotations. Values
@@ -321,8 +321,8 @@ class Plan:
         >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
         >>> this, other = (sbp.jit(lambda x: x @ x, mesh, in_types=(t,)).plan(x)
         ...     for t in ("data:S(0)", "data:S(1)"))
-        >>> [(s.kind, s.subject, s.this, s.other) for s in this.diff(other).difference.settings]
-        [('input', 'x', ((('data', S(0)),),), ((('data', S(1)),),))]
+        >>> this.diff(other).difference.settings
+        ('types of inputs',)
         """
         return comparison(self._side, other._side)
 
@@ -466,10 +466,7 @@ class Plan:
     @property
     def _side(self) -> ComparedPlan:
         return ComparedPlan(
-            title=self._reader.name,
-            program=self.program,
-            output_names=self.results.names,
-            donated=tuple(self._names[i] for i in self._donated),
+            title=self._reader.name, program=self.program, output_names=self.results.names
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Plan":

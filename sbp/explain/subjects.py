@@ -1,6 +1,6 @@
 """The values that a user's name stands for: a variable, an input, an output or a source line; how
-answers quote them; and the differences between two plans: settings, costs, types of values,
-conversions.
+answers quote them; and the differences between two plans: costs, types of values, conversions, and
+which settings differ.
 
 The programs of two plans need not be the same. Values are matched by the user's names and by the
 text of their line, not by its number.
@@ -11,17 +11,17 @@ import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from sbp.annotations import annotate_p
 from sbp.errors import SbpError, Span, file_name, nearest, position_text
 from sbp.explain.names import Names
 from sbp.infer.constraints import pin_sites
-from sbp.infer.space import Code, Codes, decode, from_type, local_bytes
+from sbp.infer.space import Code, Codes, from_type, local_bytes
 from sbp.limits import policies_in
 from sbp.plan.program import Cost, Program, Send, sends
-from sbp.source.reader import Targets, expression_at, name_called, names_at, source_text, users_span
+from sbp.source.reader import Targets, expression_at, name_called, names_at, source_text
 from sbp.trace.graph import SCAN, Dataflow, Graph, Node, Operand, group_by, interface_of
 from sbp.types import NdSbp
 
@@ -412,9 +412,7 @@ class Types:
         return typing.type_of(present[0])
 
 
-# ---- settings -----------------------------------------------------------------------------------
-# The settings that differ between two plans: mesh, hardware, policies, limits, budgets, donation
-# and pins.
+# ---- differences --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -425,93 +423,31 @@ class ComparedPlan:
       title: the function's name.
       program: the plan.
       output_names: names of the results.
-      donated: names of the inputs that are donated.
     """
 
     title: str
     program: Program
     output_names: tuple[str, ...] = ()
-    donated: tuple[str, ...] = ()
 
 
-class Setting(NamedTuple):
-    """A setting that differs between two plans.
-
-    Attributes:
-      kind: which setting. "figure": a figure of the hardware; "network": that of a mesh axis;
-        "policy": the policies around a line; "input", "output" and "annotation": a pin.
-      subject: the figure, the mesh axis, the text of the line, or the name of the pinned value;
-        empty for other kinds.
-      this, other: the setting of each plan, by kind; None where a plan has none. A mesh is (mesh
-        axis, size) pairs, boxing (mesh axis, policy) pairs, the policies around a line are the sets
-        of (policy, mesh axis) pairs, innermost first, and pins the (mesh axis, atom) pairs of each.
-    """
-
-    kind: str
-    subject: str
-    this: Any
-    other: Any
-
-
-_OF_BOTH = frozenset({"figure", "policy"})
-"""Settings that are compared where both plans have the hardware or the line."""
-
-
-def settings(this: ComparedPlan, other: ComparedPlan) -> Iterator[Setting]:
-    """The settings that differ between two plans."""
-    ours, theirs = _settings(this), _settings(other)
-    for key in dict.fromkeys((*ours, *theirs)):
-        both = key in ours and key in theirs
-        if ours.get(key) != theirs.get(key) and (both or key[0] not in _OF_BOTH):
-            yield Setting(key[0], key[1], ours.get(key), theirs.get(key))
-
-
-def _settings(side: ComparedPlan) -> dict[tuple[str, str, str], Any]:
-    """The settings of a plan by kind, subject, and the function of a line."""
-    request, names = side.program.request, side.program.mesh.names
-    hardware, own = request.mesh.hardware, request.axis_policies or (None,) * len(names)
-    policies = [policy or request.boxing for policy in own]
-    found: dict[tuple[str, str, str], Any] = {
-        ("function", "", ""): side.title,
-        ("mesh", "", ""): tuple(zip(names, request.mesh.sizes, strict=True)),
-        ("hardware", "", ""): hardware.name,
-        **{
-            ("figure", f"{field.name} of {hardware.name}", ""): getattr(hardware, field.name)
-            for field in fields(hardware)
-            if field.name != "slow_axes"
-        },
-        **{("network", axis, ""): network for axis, network in sorted(hardware.slow_axes)},
+def _settings(program: Program) -> dict[str, Any]:
+    """What was asked for a plan, by the name of each setting."""
+    request = program.request
+    pins = group_by(pin_sites(request), lambda site: f"types of {site.source}s")
+    boxing = [policy or request.boxing for policy in request.axis_policies or (None,)]
+    return {
+        "mesh": (request.mesh.names, request.mesh.sizes),
+        "hardware": request.mesh.hardware,
         # One policy for all mesh axes is the same on meshes with other axes.
-        ("boxing", "", ""): (
-            policies[0] if len(set(policies)) == 1 else tuple(zip(names, policies, strict=True))
-        ),
-        ("memory limit", "", ""): request.memory_limit,
-        ("budgets", "", ""): frozenset(request.budgets),
-        ("reduce_dtype", "", ""): request.reduce_dtype,
-        ("donated", "", ""): frozenset(side.donated),
+        "boxing": boxing if len({*boxing}) > 1 else boxing[0],
+        "policies of lines": {tuple(policies_in(node.scope)) for node in request.graph.walk()},
+        "memory limit": request.memory_limit,
+        "remat": request.remat,
+        "budgets": {*request.budgets},
+        "reduce_dtype": request.reduce_dtype,
+        "donated inputs": request.donated,
+        **{kind: [(site.position, site.codes) for site in sites] for kind, sites in pins.items()},
     }
-    for node in request.graph.walk():
-        span = users_span(node)
-        text = source_text(span, 44).replace("`", "'")
-        if span and text:
-            key, around = ("policy", text, span.function), tuple(reversed(policies_in(node.scope)))
-            found[key] = found.get(key, frozenset()) | ({around} if around else set())
-    graph_names = Names(request.graph)
-    for site in pin_sites(request):
-        named = site.source == "output" and side.output_names
-        name = side.output_names[site.position] if named else graph_names.site(site)
-        # Types of inputs and outputs are complete, so B is left out there.
-        atoms = tuple(
-            (axis, decode(c))
-            for axis, c in zip(request.mesh.names, site.codes, strict=True)
-            if c is not None and (c != 0 or site.source == "annotation")
-        )
-        pins = found.get((site.source, name, ""), ())
-        found[site.source, name, ""] = pins if atoms in pins else (*pins, atoms)
-    return found
-
-
-# ---- differences --------------------------------------------------------------------------------
 
 
 class ComparedValue(NamedTuple):
@@ -563,7 +499,7 @@ class Difference:
 
     Arguments:
       titles: the functions.
-      settings: what was asked differently.
+      settings: names of the settings that differ, such as `mesh` and `types of inputs`.
       costs: of a call of each.
       inputs, outputs, values: types that differ, by name.
       sent: collectives that differ.
@@ -572,7 +508,7 @@ class Difference:
     """
 
     titles: tuple[str, str]
-    settings: tuple[Setting, ...]
+    settings: tuple[str, ...]
     costs: tuple[Cost, Cost]
     inputs: tuple[ValueDifference, ...]
     outputs: tuple[ValueDifference, ...]
@@ -593,9 +529,10 @@ class Difference:
 def compare(this: ComparedPlan, other: ComparedPlan) -> Difference:
     """The differences of another plan from this one."""
     ours, theirs = _values(this), _values(other)
+    asked = _settings(this.program), _settings(other.program)
     return Difference(
         titles=(this.title, other.title),
-        settings=tuple(settings(this, other)),
+        settings=tuple(k for k in {**asked[0], **asked[1]} if asked[0].get(k) != asked[1].get(k)),
         costs=(this.program.cost, other.program.cost),
         inputs=_differing("input", ours, theirs),
         outputs=_differing("output", ours, theirs),

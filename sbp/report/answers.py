@@ -1,9 +1,8 @@
 """Answers about plans as pages: `plan.why(name)`, the type of a value with its origin, the prices
 of other types and the reasons of its conversions; and `plan.diff(other)`, two plans together."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sbp.errors import counted, seconds_text
 from sbp.explain.origins import Link, without_passing
@@ -11,7 +10,6 @@ from sbp.explain.subjects import (
     AxisRow,
     ComparedPlan,
     Difference,
-    Setting,
     SourcePlace,
     Subject,
     TrafficDifference,
@@ -22,8 +20,6 @@ from sbp.explain.subjects import (
 from sbp.explain.why import Alternative, AxisStory, ExplainedConversion, Why
 from sbp.infer.space import Code, decode
 from sbp.infer.typing import OPTIMAL_GAP
-from sbp.limits import Policy, policies_text
-from sbp.machine.hardware import Network
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost, change_text, place
 from sbp.report.parts import Facts, Page, Part, Section, Table, table, table_section
@@ -42,7 +38,6 @@ from sbp.report.wording import (
     size_text,
 )
 from sbp.source.reader import source_text
-from sbp.types import Atom
 
 # ---- links --------------------------------------------------------------------------------------
 # The origin of an atom of a value, in words.
@@ -321,82 +316,10 @@ def conversion_text(why: Why, one: ExplainedConversion) -> str:
     return text if need.is_forced else text + instead
 
 
-# ---- settings -----------------------------------------------------------------------------------
-# What was asked differently of two plans, in words.
-
-
-_SUBJECTS = {
-    "figure": "{subject}",
-    "network": "network of `{subject}`",
-    "policy": "policy of `{subject}`",
-    "input": "input `{subject}`",
-    "output": "output `{subject}`",
-    "annotation": "`{subject}`",
-}
-"""What was asked, by the kind of a setting; other kinds are their own words."""
-
-
-def setting_cells(setting: Setting) -> tuple[str, str, str]:
-    """What was asked, and what each plan was asked for."""
-    text, what = _VALUES.get(setting.kind, str), _SUBJECTS.get(setting.kind, setting.kind)
-    return what.format(subject=setting.subject), text(setting.this), text(setting.other)
-
-
-def _several(texts: Iterable[str]) -> str:
-    return ", ".join(sorted(set(texts))) or "none"
-
-
-def _figure(value: object) -> str:
-    """A value of a description of hardware. No two values look alike."""
-    match value:
-        case None:
-            return "none"
-        case Network():
-            return f"{_figure(value.bytes_per_second)} B/s after {_figure(value.latency_seconds)} s"
-        case float() if float(short := f"{value:g}") == value:
-            return short
-        case _:
-            return str(value)
-
-
-def _boxing(policies: Policy | tuple[tuple[str, Policy], ...]) -> str:
-    if isinstance(policies, str):
-        return policies
-    return policies_text("auto", [p for _, p in policies], [axis for axis, _ in policies])
-
-
-def _pins(pins: tuple[tuple[tuple[str, Atom], ...], ...] | None) -> str:
-    texts = (" ".join(f"{axis}:{atom!r}" for axis, atom in atoms) or "B" for atoms in pins or ())
-    return "; ".join(texts) or "not pinned"
-
-
-_VALUES: dict[str, Callable[[Any], str]] = {
-    "mesh": lambda axes: " ".join(f"{axis}={size}" for axis, size in axes),
-    "figure": _figure,
-    "network": lambda network: _figure(network) if network else "none of its own",
-    "boxing": _boxing,
-    "memory limit": lambda limit: "none" if limit is None else f"{limit:.0f} B",
-    # Sizes are to the byte.
-    "budgets": lambda budgets: _several(
-        f"{b} ({b.above:.0f} B)" if b.above else str(b) for b in budgets
-    ),
-    "reduce_dtype": lambda dtype: dtype or "the platform's own",
-    "donated": lambda names: _several(f"`{name}`" for name in names),
-    "policy": lambda policies: _several(
-        ", within ".join(f"{p} on `{axis}`" if axis else p for p, axis in around)
-        for around in policies
-    ),
-    "input": _pins,
-    "output": _pins,
-    "annotation": _pins,
-}
-"""How the values of a setting are written, by its kind."""
-
-
 # ---- comparison ---------------------------------------------------------------------------------
 
 
-SHOWN_SETTINGS, SHOWN_SENT, SHOWN_VALUES, SHOWN_BOUNDARY = 6, 5, 6, 4
+SHOWN_SENT, SHOWN_VALUES, SHOWN_BOUNDARY = 5, 6, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -424,10 +347,7 @@ def _differences(found: Difference) -> Iterator[Part]:
         yield "nothing differs"
         return
     if found.settings:
-        made = table(
-            ("what", "this", "other"), map(setting_cells, found.settings), shown=SHOWN_SETTINGS
-        )
-        yield Section(title="options and pins that differ", parts=(made,))
+        yield f"asked differently: {', '.join(found.settings)}"
     yield Section(title="cost of a call, per device", parts=(_costs(found),))
     if found.sent:
         yield _sent(found.sent)
