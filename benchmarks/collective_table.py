@@ -2,7 +2,7 @@
 which mesh axes, in which dtypes it stays what it is, and whether it runs beside independent work.
 
     python -m benchmarks.collective_table            # prints the rows
-    python -m benchmarks.collective_table --write    # and writes sbp/machine/lowerings.csv
+    python -m benchmarks.collective_table --write    # and writes benchmarks/lowerings.csv
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from benchmarks.hlo.traffic import (
     instructions,
     result_shape,
 )
-from sbp import machine
 
 assert gshard_bytes
+
+PATH = Path(__file__).with_name("lowerings.csv")
 
 SLICES: dict[str, tuple[str, ...]] = {
     "tpu-v3": ("v3:2x2", "v3:4x4"),
@@ -172,6 +173,11 @@ def rows(hardware: str) -> Iterator[dict[str, Any]]:
                 }
 
 
+def recorded() -> Iterator[dict[str, str]]:
+    """The rows of the data file."""
+    yield from csv.DictReader(PATH.read_text(encoding="utf-8").splitlines()[1:])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("hardware", nargs="*", help=f"of: {', '.join(SLICES)}")
@@ -183,8 +189,7 @@ def main() -> None:
             found.append(row)
             print(",".join(map(str, row.values())), flush=True)
     if args.write:
-        path = Path(machine.__file__).with_name("lowerings.csv")
-        with path.open("w", encoding="utf-8", newline="") as file:
+        with PATH.open("w", encoding="utf-8", newline="") as file:
             file.write(f"# libtpu {metadata.version('libtpu')}\n")
             writer = csv.DictWriter(file, list(found[0]), lineterminator="\n")
             writer.writeheader()

@@ -35,7 +35,9 @@ def measure(topology: str, shape: tuple[int, ...], *, staged: bool) -> dict[str,
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     names = ("x", "y")[: len(shape)]
     mesh = Mesh(np.array(devices).reshape(shape), names)
-    hardware = replace(mesh_spec(mesh).hardware, scatters_whole_mesh=not staged)
+    hardware = replace(
+        mesh_spec(mesh).hardware, whole_scatter_devices=0 if staged else len(devices)
+    )
     boxing, n = Boxing(mesh_spec(mesh, hardware)), shape[-1]
     scattered = jax.shard_map(
         lambda x: boxing.reduce_scatter(x, "sum", names[-1], n, 0, x.shape[0] // n),

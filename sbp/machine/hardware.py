@@ -1,12 +1,9 @@
 """Device kinds and their networks: the classes that describe them, the figures of the device kinds
-that sbp knows, from which costs are computed, and what the TPU compiler makes of collectives."""
+that sbp knows, from which costs are computed, and shapes that suit the tiles of a TPU."""
 
-import csv
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from importlib import resources
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -79,7 +76,7 @@ _FIGURES: dict[str, Kind] = {
     **dict.fromkeys(
         ("torus_dims", "ring_chips", "devices_per_chip", "joined_devices", "product_rows"), _COUNT
     ),
-    "scatters_whole_mesh": or_none(FLAG),
+    "whole_scatter_devices": or_none(_FIGURE),
     "overlaps": FLAG,
     "topology": one_of(TOPOLOGIES),
     "platform": one_of(PLATFORMS),
@@ -121,10 +118,10 @@ class Hardware:
       joined_devices: devices of one node or pod. Where `beyond` is None, a node has no limit.
       beyond: the network between nodes or pods; None for none.
       slow_axes: mesh axes that run over a network of their own; see `with_axis`.
-      scatters_whole_mesh: whether the compiler keeps a reduce-scatter over all devices. Where it
-          makes an all-reduce of one, it runs in two stages, over groups of devices, which send as
-          many bytes. None takes what was measured on the nearest slice (`lowerings`); other
-          platforms than TPUs keep it.
+      whole_scatter_devices: the most devices of a mesh over all of which the compiler keeps a
+          reduce-scatter. Over more it makes an all-reduce of one, so there sbp runs it in two
+          stages, over groups of devices, which send as many bytes. None for any number; on a torus
+          of TPUs, None is the figure of the v6e.
       overlaps: whether a device computes while it sends.
       host_bytes_per_second: the rate at which one device copies to or from host memory, one way.
       platform: JAX's name of the platform, which a plan on an abstract mesh is lowered for.
@@ -153,7 +150,7 @@ class Hardware:
     joined_devices: int = 1
     beyond: Network | None = None
     slow_axes: tuple[tuple[str, Network], ...] = ()
-    scatters_whole_mesh: bool | None = None
+    whole_scatter_devices: float | None = None
     overlaps: bool = True
     host_bytes_per_second: float = 15e9
     platform: Platform = "tpu"
@@ -263,7 +260,10 @@ def _gpu(*figures: Any, **others: Any) -> Hardware:
 # VMEM of one core (`jax.experimental.pallas.tpu.get_tpu_info`); of v4 CMEM, Jouppi et al., TPU v4,
 # ISCA 2023. `vector_flops_per_second` and `product_rows` are the estimates of libtpu 0.0.51
 # (`python -m benchmarks.few_rows`); the v2 has the figures of the v3, scaled by its clock. The v7x
-# takes a single row like more rows, and has the `product_rows` of the v6e.
+# takes a single row like more rows, and has the `product_rows` of the v6e. `whole_scatter_devices`:
+# libtpu 0.0.52 keeps a reduce-scatter over all devices of slices of 8 v5e or v6e and of 4 v5p, but
+# not of 16 or 8, and of no slice of v3 or v4 (benchmarks/lowerings.csv). Numbers between go with
+# the nearer slice. The v2 is taken to be as the v3, and the v7x as the v5p.
 HARDWARE: dict[str, Hardware] = {
     h.name: h
     for h in (
@@ -284,6 +284,7 @@ HARDWARE: dict[str, Hardware] = {
             link_bytes_per_second=31e9,
             devices_per_chip=2,
             hop_seconds=_HOP,
+            whole_scatter_devices=0,
         ),
         Hardware(
             name="tpu-v3",
@@ -298,6 +299,7 @@ HARDWARE: dict[str, Hardware] = {
             link_bytes_per_second=41e9,
             devices_per_chip=2,
             hop_seconds=_HOP,
+            whole_scatter_devices=0,
         ),
         # One device a chip from here on, but for TPU7x. v4: 50 GB/s a link one way (Jouppi et al.,
         # TPU v4, ISCA 2023). Which slices have rings is from the scaling book (link at `_HOP`): on
@@ -318,6 +320,7 @@ HARDWARE: dict[str, Hardware] = {
             link_bytes_per_second=50e9,
             ring_chips=4,
             hop_seconds=_HOP,
+            whole_scatter_devices=0,
         ),
         Hardware(
             name="tpu-v5e",
@@ -332,6 +335,7 @@ HARDWARE: dict[str, Hardware] = {
             link_bytes_per_second=50e9,
             ring_chips=16,
             hop_seconds=_HOP,
+            whole_scatter_devices=11,
             joined_devices=256,
             beyond=_gbit(25),
         ),
@@ -349,6 +353,7 @@ HARDWARE: dict[str, Hardware] = {
             link_bytes_per_second=100e9,
             ring_chips=4,
             hop_seconds=_HOP,
+            whole_scatter_devices=5,
             joined_devices=6144,  # the largest slice
             beyond=_gbit(50),
         ),
@@ -365,6 +370,7 @@ HARDWARE: dict[str, Hardware] = {
             link_bytes_per_second=100e9,
             ring_chips=16,
             hop_seconds=_HOP,
+            whole_scatter_devices=11,
             joined_devices=256,
             beyond=_gbit(100),
         ),
@@ -383,6 +389,7 @@ HARDWARE: dict[str, Hardware] = {
             devices_per_chip=2,
             ring_chips=4,
             hop_seconds=_HOP,
+            whole_scatter_devices=5,
             joined_devices=2 * 9216,
             beyond=_gbit(50),
         ),
@@ -449,127 +456,6 @@ def hardware_of_kind(device_kind: str, platform: str) -> Hardware:
     kind = device_kind.lower()
     found = next((name for part, name in _KINDS if part in kind), None)
     return HARDWARE[found or {"gpu": "h100", "tpu": "tpu-v6e"}.get(platform, "cpu")]
-
-
-# ---- lowerings -----------------------------------------------------------------------------------
-# What the TPU compiler makes of collectives, as measured ahead of time on slices of each hardware
-# (`python -m benchmarks.collective_table --write`, which writes `lowerings.csv`), and of arrays
-# that fill no whole tiles.
-
-
-_LIKE = {"tpu-v2": "tpu-v3", "tpu-v7x": "tpu-v5p"}
-"""For hardware that the compiler here has no slices of, the nearest that it has."""
-
-_NEWEST = "tpu-v6e"
-"""For TPUs that the user describes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lowering:
-    """One collective on one slice.
-
-    Arguments:
-      hardware: name of the hardware.
-      slice: its chips along each dim, `4x4`.
-      devices: number of devices.
-      mesh: sizes of the mesh axes over them.
-      axis: the mesh axis that the collective runs over.
-      kind: the collective, by its name in plans.
-      dtype: of its operand.
-      compiled: XLA's opcodes of what the compiler made of it.
-      beside_work: whether it runs while the device computes something else.
-    """
-
-    hardware: str
-    slice: str
-    devices: int
-    mesh: tuple[int, ...]
-    axis: int
-    kind: str
-    dtype: str
-    compiled: tuple[str, ...]
-    beside_work: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A fact about a slice, with the slice that it was measured on.
-
-    Arguments:
-      holds: the fact.
-      hardware, slice: of the measurement.
-      is_exact: whether these are the hardware and the number of devices that were asked for.
-    """
-
-    holds: bool
-    hardware: str
-    slice: str
-    is_exact: bool
-
-
-@functools.cache
-def lowerings() -> tuple[Lowering, ...]:
-    """All measurements."""
-    return tuple(
-        Lowering(
-            hardware=row["hardware"],
-            slice=row["slice"],
-            devices=int(row["devices"]),
-            mesh=tuple(map(int, row["mesh"].split("x"))),
-            axis=int(row["axis"]),
-            kind=row["kind"],
-            dtype=row["dtype"],
-            compiled=tuple(row["compiled"].split("+")),
-            beside_work=row["runs"] == "beside work",
-        )
-        for row in csv.DictReader(_lines()[1:])
-    )
-
-
-def compiler() -> str:
-    """The compiler that was measured, with its version.
-
-    >>> compiler().split()[0]
-    'libtpu'
-    """
-    return _lines()[0].removeprefix("# ")
-
-
-@functools.cache
-def _lines() -> tuple[str, ...]:
-    path = resources.files("sbp.machine").joinpath("lowerings.csv")
-    return tuple(path.read_text(encoding="utf-8").splitlines())
-
-
-@functools.lru_cache(maxsize=256)
-def scatters_whole_mesh(hardware: Hardware, devices: int) -> Measured | None:
-    """Whether the compiler keeps a reduce-scatter over all devices of a slice, as measured on the
-    slice whose number of devices is nearest; None for hardware that says so itself, and for other
-    platforms.
-
-    Arguments:
-      hardware: the hardware.
-      devices: number of devices of the slice.
-    """
-    described = hardware.scatters_whole_mesh is not None
-    if described or (hardware.platform, hardware.topology) != ("tpu", "torus"):
-        return None
-    known = {row.hardware for row in lowerings()}
-    name = hardware.name if hardware.name in known else _LIKE.get(hardware.name, _NEWEST)
-    rows = [
-        row
-        for row in lowerings()
-        if row.hardware == name and row.kind == "reduce_scatter" and len(row.mesh) == 1
-    ]
-    nearest = min(rows, key=lambda row: (abs(math.log(row.devices / devices)), -row.devices))
-    return Measured(
-        holds=all(
-            "all-reduce" not in row.compiled for row in rows if row.devices == nearest.devices
-        ),
-        hardware=name,
-        slice=nearest.slice,
-        is_exact=name == hardware.name and nearest.devices == devices,
-    )
 
 
 # ---- lanes --------------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ from sbp.machine.hardware import (
     Network,
     arrangement,
     hardware_of_kind,
-    scatters_whole_mesh,
 )
 
 # ---- network -------------------------------------------------------------------------------------
@@ -447,11 +446,10 @@ class MeshSpec:
         >>> MeshSpec(axes=(("d", 12),), hardware=HARDWARE["tpu-v5e"]).stages(12)
         (3, 4)
         """
-        if devices != self.num_devices:
-            return ()
-        measured = scatters_whole_mesh(self.hardware, devices)
-        keeps = self.hardware.scatters_whole_mesh if measured is None else measured.holds
-        if keeps is not False:
+        most, hardware = self.hardware.whole_scatter_devices, self.hardware
+        if most is None and (hardware.platform, hardware.topology) == ("tpu", "torus"):
+            most = HARDWARE["tpu-v6e"].whole_scatter_devices
+        if devices != self.num_devices or most is None or devices <= most:
             return ()
         outer = next(n for n in range(math.isqrt(devices), 0, -1) if devices % n == 0)
         return (outer, devices // outer) if outer > 1 else ()

@@ -27,7 +27,7 @@ from sbp.handwritten.compared import run_text
 from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode, to_type
 from sbp.limits import policies_text
-from sbp.machine.hardware import HARDWARE, compiler, scatters_whole_mesh
+from sbp.machine.hardware import HARDWARE
 from sbp.plan.ir import ORDERED_TYPES
 from sbp.plan.program import Program, place, sends
 from sbp.report import device_bytes, facts, flows, shards, timeline
@@ -278,27 +278,6 @@ def hardware_page() -> Page:
     )
 
 
-def unmeasured(program: Program) -> Iterator[str]:
-    """The slice whose measured collectives stand for those of this mesh, where a reduce-scatter
-    over all devices depends on it."""
-    mesh = program.mesh
-    found = scatters_whole_mesh(mesh.hardware, mesh.num_devices)
-    whole = any(
-        send.step is not None
-        and send.step.kind == "reduce_scatter"
-        and math.prod(mesh.size(axis) for axis in send.mesh_axes) == mesh.num_devices
-        for send in sends(program)
-    )
-    if found is not None and not found.is_exact and whole:
-        yield (
-            "sbp has no measurement of collectives on"
-            f" {counted(mesh.num_devices, 'device')} of {mesh.hardware.name}, and assumes that a"
-            " reduce-scatter over all devices compiles as on"
-            f" {found.hardware} {found.slice} ({compiler()}); if not, set `scatters_whole_mesh` of"
-            " `sbp.Hardware`"
-        )
-
-
 # ---- source -------------------------------------------------------------------------------------
 # Program -> annotated source: the user's lines, each with the types that it makes and the bytes
 # that it sends.
@@ -507,7 +486,7 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
     if found := facts.strategy(program):
         yield "; ".join(f"`{axis}`: {text}" for axis, text in found.items())
     if not short:
-        yield from (_choice(program), *_left_out(program), *unmeasured(program))
+        yield from (_choice(program), *_left_out(program))
     if annotated := facts.annotated_tensors(program):
         yield table_section(
             counted(len(annotated), "annotated tensor"),

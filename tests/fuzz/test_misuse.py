@@ -68,7 +68,7 @@ HARDWARE: dict[str, Any] = {
     "joined_devices": 4,
     "beyond": None,
     "slow_axes": (),
-    "scatters_whole_mesh": True,
+    "whole_scatter_devices": 8,
     "overlaps": True,
     "platform": "tpu",
 }

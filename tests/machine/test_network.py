@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 import os
-import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -17,17 +16,15 @@ import numpy as np
 import pytest
 
 import sbp
+from benchmarks.collective_table import recorded
 from sbp._jax import ENDS_ON_AXIS_NAMES
 from sbp.machine.hardware import (
     HARDWARE,
     Network,
     arrangement,
-    compiler,
     copies_for_lanes,
     hardware_of_kind,
     joins_lanes,
-    lowerings,
-    scatters_whole_mesh,
 )
 from sbp.machine.mesh import MeshSpec, lay_out, mesh_spec
 
@@ -431,66 +428,55 @@ def test_hardware_of_ones_own():
 
 
 # ---- lowerings -----------------------------------------------------------------------------------
-# The data of what the compiler makes of collectives, and the slice that stands for one that was
-# not measured.
+# Reduce-scatters over all devices, as measured.
 
 
 def test_every_kind_layout_and_dtype_was_measured():
-    assert re.fullmatch(r"libtpu [\d.]+", compiler())
-    rows = lowerings()
-    assert {r.hardware for r in rows} == {"tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e"}
-    layouts = {(r.hardware, r.slice, r.mesh, r.axis) for r in rows}
-    assert len(rows) == 10 * len(layouts) and all(r.compiled != ("",) for r in rows)
+    rows = list(recorded())
+    assert {r["hardware"] for r in rows} == {"tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e"}
+    layouts = {(r["hardware"], r["slice"], r["mesh"], r["axis"]) for r in rows}
+    assert len(rows) == 10 * len(layouts) and all(r["compiled"] for r in rows)
 
 
 def test_two_mesh_axes_keep_every_kind():
     """Only over all devices does the compiler change a kind."""
     names = {"permute": "collective-permute"}
-    for row in lowerings():
-        if len(row.mesh) == 2:
-            assert names.get(row.kind, row.kind.replace("_", "-")) in row.compiled
+    for row in recorded():
+        if "x" in row["mesh"]:
+            kind = names.get(row["kind"], row["kind"].replace("_", "-"))
+            assert kind in row["compiled"].split("+")
+
+
+def test_whole_scatters_are_those_of_the_measurement():
+    for row in recorded():
+        if row["kind"] == "reduce_scatter" and "x" not in row["mesh"]:
+            keeps = "all-reduce" not in row["compiled"].split("+")
+            devices, hardware = int(row["devices"]), HARDWARE[row["hardware"]]
+            assert hardware.whole_scatter_devices is not None
+            assert (devices <= hardware.whole_scatter_devices) == keeps
+            assert (spec(hardware, d=devices).stages(devices) == ()) == keeps
 
 
 @pytest.mark.parametrize(
-    ("name", "devices", "keeps", "exact"),
+    ("name", "devices", "keeps"),
     [
-        ("tpu-v5e", 8, True, True),
-        ("tpu-v5e", 16, False, True),
-        ("tpu-v5e", 12, False, False),
-        ("tpu-v5e", 1024, False, False),
-        ("tpu-v2", 8, False, False),
-        ("tpu-v7x", 8, False, False),
+        ("tpu-v5e", 8, True),
+        ("tpu-v5e", 12, False),
+        ("tpu-v5e", 1024, False),
+        ("tpu-v2", 8, False),
+        ("tpu-v7x", 8, False),
+        ("h100", 16, True),
     ],
 )
-def test_the_nearest_slice_is_taken(name, devices, keeps, exact):
-    found = scatters_whole_mesh(HARDWARE[name], devices)
-    assert found is not None and (found.holds, found.is_exact) == (keeps, exact)
-    assert bool(MeshSpec(axes=(("d", devices),), hardware=HARDWARE[name]).stages(devices)) != keeps
+def test_the_nearest_slice_is_taken(name, devices, keeps):
+    assert bool(spec(name, d=devices).stages(devices)) != keeps
 
 
 def test_what_the_user_says_counts():
-    described = dataclasses.replace(HARDWARE["tpu-v5e"], scatters_whole_mesh=True)
-    assert scatters_whole_mesh(described, 16) is None
-    assert MeshSpec(axes=(("d", 16),), hardware=described).stages(16) == ()
-    assert scatters_whole_mesh(HARDWARE["h100"], 16) is None
-
-
-def test_the_report_names_the_slice():
-    def text(devices: int, hardware: str | sbp.Hardware = "tpu-v5e") -> str:
-        aval = jax.ShapeDtypeStruct((4096 * devices, 1024), jnp.bfloat16)
-        f = sbp.jit(
-            lambda x, y: x.T @ y,
-            jax.sharding.AbstractMesh((devices,), ("d",)),
-            in_types=("d:S(0)", "d:S(0)"),
-            out_types="d:S(0)",
-            hardware=hardware,
-        )
-        return f.plan(aval, aval).report().text(400)
-
-    assert "has no measurement" not in text(16)
-    assert "compiles as on tpu-v5e 8x8 (libtpu" in text(32)
-    said = dataclasses.replace(HARDWARE["tpu-v5e"], scatters_whole_mesh=True)
-    assert "has no measurement" not in text(32, said)
+    described = dataclasses.replace(HARDWARE["tpu-v5e"], whole_scatter_devices=16)
+    assert spec(described, d=16).stages(16) == ()
+    newer = dataclasses.replace(described, whole_scatter_devices=None)
+    assert spec(newer, d=16).stages(16) == (4, 4) and spec(newer, d=8).stages(8) == ()
 
 
 # ---- lanes ---------------------------------------------------------------------------------------

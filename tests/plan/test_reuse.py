@@ -190,7 +190,7 @@ def test_no_pinned_plan_is_cheaper(model, hardware):
         assert free.cost.seconds <= pinned.cost.seconds * (1 + 1e-3), (up, down, x)
 
 
-IN_STAGES = dataclasses.replace(sbp.HARDWARE["tpu-v6e"], scatters_whole_mesh=False)
+IN_STAGES = dataclasses.replace(sbp.HARDWARE["tpu-v6e"], whole_scatter_devices=0)
 """Hardware on which the conversions that are kept take most of the time."""
 
 

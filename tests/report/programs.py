@@ -76,7 +76,7 @@ STEADY = sbp.Hardware(
     hbm_bytes_per_second=450e9,
     hbm_bytes=2**34,
     link_bytes_per_second=82e9,
-    scatters_whole_mesh=False,
+    whole_scatter_devices=0,
 )
 """What these plans are priced on: one latency a collective, and figures that do not move with the
 table's."""

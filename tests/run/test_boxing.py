@@ -446,7 +446,7 @@ def test_one_axis(n: int, dtype: np.dtype[Any], shape: Shape):
     assert_right(conversions((n,), shape, dtype, admissible(dtype)), turns=99, laws=99)
 
 
-STAGED = replace(BYTES_ONLY, name="staged", scatters_whole_mesh=False)
+STAGED = replace(BYTES_ONLY, name="staged", whole_scatter_devices=0)
 
 
 @pytest.mark.parametrize("shape", [EVEN, PRIME], ids=str)

@@ -14,7 +14,7 @@ import pytest
 
 import sbp
 from benchmarks import halo_bytes, row_bytes
-from benchmarks.collective_table import probe
+from benchmarks.collective_table import probe, recorded
 from benchmarks.gshard_bytes import (
     MIB,
     PAPER,
@@ -29,7 +29,6 @@ from benchmarks.hlo.traffic import bytes_by_kind, collectives
 from benchmarks.plan_collectives import compared, table
 from benchmarks.repro import CASES, judge
 from sbp.infer.space import JOINED_BYTES
-from sbp.machine.hardware import lowerings
 from tests.run.test_collectives import assert_within_plan
 from tests.run.test_shifts import ONLY_RINGS
 from tests.tpu.topology import mesh_of, of
@@ -279,18 +278,14 @@ def test_all_reduces_are_one_up_to_a_size(mib):
 
 
 def test_lowerings_of_the_smallest_slice():
-    """The rows of `sbp/machine/lowerings.csv` are what the installed compiler does; where they are
+    """The rows of `benchmarks/lowerings.csv` are what the installed compiler does; where they are
     not, `python -m benchmarks.collective_table --write` measures it."""
     devices = list(mesh_of("v5e:2x2", d=4).devices)
-    found = {
-        (kind, dtype): (tuple(made.split("+")), how == "beside work")
-        for kind, dtype, made, how in probe(devices, (4,), 0)
-    }
-    assert found == {
-        (row.kind, row.dtype): (row.compiled, row.beside_work)
-        for row in lowerings()
-        if (row.hardware, row.slice, row.mesh) == ("tpu-v5e", "2x2", (4,))
-    }
+    assert list(probe(devices, (4,), 0)) == [
+        (row["kind"], row["dtype"], row["compiled"], row["runs"])
+        for row in recorded()
+        if (row["hardware"], row["slice"], row["mesh"]) == ("tpu-v5e", "2x2", "4")
+    ]
 
 
 # ---- whole steps and sums ------------------------------------------------------------------------
