@@ -445,16 +445,6 @@ def test_softmax_has_the_rows_of_its_primitives(name, command):
     rows = {p["primitive"]: p["rows"] for p in data["primitives"]}
     assert {"inputs": ["S(1)"], "outputs": ["P(max)"], "kernel": "local"} in rows["reduce_max"]
     assert {"inputs": ["S(1)"], "outputs": ["P(sum)"], "kernel": "local"} in rows["reduce_sum"]
-    sent = {c["inputs"][0]: c["bytes_per_device"] for c in data["calls"]}
-    assert sent["S(0)"] == 0 < sent["S(1)"] < sent["P(sum)"]
-
-
-def test_bytes_of_a_product_are_those_of_its_collective(command):
-    words = ["jnp.matmul", "--args", "f32[512,1024], f32[1024,2048]"]
-    sent = {tuple(c["inputs"]): c for c in answer(words, command)["calls"]}
-    assert sent["S(0)", "B"]["bytes_per_device"] == 0 and sent["S(0)", "B"]["outputs"] == ["S(0)"]
-    # Four devices: a reduce-scatter of the product, 512 x 2048 float32, sends 3/4 of it.
-    assert sent["S(1)", "S(0)"]["bytes_per_device"] == 3 / 4 * 512 * 2048 * 4
 
 
 def test_arguments_are_those_that_are_given(command):
@@ -473,5 +463,4 @@ def test_text_of_signatures(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     out = command("signatures", "jnp.linalg.norm").out
     assert out.startswith("`jnp.linalg.norm` traced on f32[512,1024]")
-    assert "on 4 devices of hardware " in out
     assert "reduce_sum" in out and max(map(len, out.splitlines())) <= 80

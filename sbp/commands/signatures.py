@@ -15,14 +15,11 @@ import jax
 import jax.image
 import jax.numpy as jnp
 import jax.scipy.special
-from jax.sharding import AbstractMesh
 from rich.console import Console
 
-from sbp.api.jit import jit
 from sbp.commands.command_line import arguments, required_parameters
 from sbp.errors import SbpError, bytes_text, counted, listed
 from sbp.plan.program import shape_text
-from sbp.report.facts import outputs
 from sbp.report.parts import Page, Part, Section, Table, table
 from sbp.report.report import Shown
 from sbp.signatures import Op, Row, Rule, kernel_named, known_primitives, rule_for
@@ -30,7 +27,7 @@ from sbp.signatures.examples import sample
 from sbp.signatures.laws.proofs import row_status
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph, Node, group_by
-from sbp.types import B, P, S
+from sbp.types import B
 
 # ---- primitives ---------------------------------------------------------------------------------
 
@@ -125,8 +122,7 @@ def _legend(op: Op, rows: Sequence[Row]) -> tuple[Table, ...]:
 
 
 # ---- functions ----------------------------------------------------------------------------------
-# Signatures of functions of JAX: the primitives that a function traces to with their rows, and
-# what each type of its inputs costs.
+# Signatures of functions of JAX: the primitives that a function traces to, with their rows.
 
 
 _MODULES = {
@@ -178,9 +174,8 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
         )
     shown, function = found[0]
     others = [other for other, same in found[1:] if same is not function]
-    graph, call, shapes = _trace(shown, function, given)
+    graph, shapes = _trace(shown, function, given)
     inputs, primitives = tuple(map(shape_text, shapes)), Counter(_primitives(graph))
-    calls = list(_calls(call, shapes)) if 1 <= len(shapes) <= 2 else []
     rows = table(
         ("primitive", "on", "rows besides all B"),
         (
@@ -192,20 +187,12 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
             for (primitive, ins, outs, rows, known), count in primitives.items()
         ),
     )
-    costs = table(
-        (*inputs, "", "result", ">sends"),
-        (
-            (*c["inputs"], "->", " ".join(c["outputs"]), bytes_text(c["bytes_per_device"]))
-            for c in calls
-        ),
-    )
     each = f"{counted(len(primitives), 'primitive')}, each with its rows on one mesh axis"
     page = Page(
         title=f"`{shown}` traced on {', '.join(inputs) or 'no arrays'}",
         parts=(
             *([f"the same name is also {listed(others)}"] if others else []),
             Section(title=each, parts=(rows,)),
-            *(Section(title=f"cheapest plans on {c['on']}", parts=(costs,)) for c in calls[:1]),
         ),
     )
     data = {
@@ -223,7 +210,6 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
             }
             for (primitive, ins, outs, rows, known), count in primitives.items()
         ],
-        "calls": calls,
     }
     return page, data
 
@@ -281,8 +267,8 @@ _USUAL = (
 
 def _trace(
     name: str, function: Callable[..., Any], given: _Given | None
-) -> tuple[Graph, Callable[..., Any], list[Any]]:
-    """The graph of a function, and the function of its arrays alone with their shapes.
+) -> tuple[Graph, list[Any]]:
+    """The graph of a function, and the shapes of its arrays.
 
     Raises:
       SbpError: `unknown-option` where it does not take the arguments.
@@ -300,7 +286,7 @@ def _trace(
                 refusal = f"does not take these --args: {str(error).rstrip('.')}"
             continue  # the next may fit
         if tried is given or (given is None and graph.nodes):
-            return graph, call, shapes
+            return graph, shapes
         if given is not None:
             refusal += f'; give arguments such as --args "{text}"'
             break
@@ -336,27 +322,6 @@ def _primitives(graph: Graph) -> Iterator[_Primitive]:
             split = tuple(row for row in rows if {*row.ins, *row.outs} != {B})
             ins, outs = (tuple(map(shape_text, avals)) for avals in (op.ins, op.outs))
             yield node.name, ins, outs, split, rule is not None
-
-
-def _calls(call: Callable[..., Any], shapes: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """The cheapest plan of a function for each type of its inputs, on a mesh axis of `AXIS_SIZE`
-    devices: the types, and the bytes that one device sends."""
-    mesh = AbstractMesh((AXIS_SIZE,), ("axis",))
-    choices = [
-        # Sums of integers or flags are hardly meant.
-        [B, *map(S, range(len(s.shape))), *([P] if jnp.issubdtype(s.dtype, jnp.inexact) else [])]
-        for s in shapes
-    ]
-    for atoms in itertools.product(*choices):
-        types = tuple(f"axis:{atom!r}" for atom in atoms)
-        program = jit(call, mesh, in_types=types).check(*shapes).program
-        if program is not None:
-            yield {
-                "inputs": tuple(map(repr, atoms)),
-                "outputs": tuple(repr(t.type.get("axis", B)) for t in outputs(program, ())),
-                "bytes_per_device": program.cost.bytes_per_device,
-                "on": f"{AXIS_SIZE} devices of hardware {program.mesh.hardware.name}",
-            }
 
 
 # ---- answers ------------------------------------------------------------------------------------
