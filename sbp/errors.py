@@ -428,6 +428,14 @@ LONGEST_WORD = 1000
 """Characters of a word that an error repeats: paths are shorter."""
 
 
+def short_words(text: str) -> str:
+    """A text without the ends of its long words."""
+    return " ".join(
+        word if len(word) <= LONGEST_WORD else f"{word[:200]}.. ({len(word)} characters)"
+        for word in text.split(" ")
+    )
+
+
 class SbpError(Exception):
     """Base of every error that sbp raises for its users.
 
@@ -466,10 +474,7 @@ class SbpError(Exception):
         subject: str = "",
     ) -> None:
         caret = () if column is None else (" " * column + "^",)
-        title = " ".join(
-            word if len(word) <= LONGEST_WORD else f"{word[:200]}.. ({len(word)} characters)"
-            for word in title.split(" ")
-        )
+        title = short_words(title)
         head = f"{subject}: {title}" if subject else title
         message = "\n".join([head, *(f"  {line}" for line in (*details, *caret))])
         super().__init__(f"{code}: {message}")
@@ -519,9 +524,9 @@ class SbpTypeError(SbpError):
     refutation: Callable[[], str] = str  # of an error from another process
 
     def __init__(
-        self, diagnostics: Iterable[Diagnostic], refutation: Callable[[], str] = str
+        self, diagnostics: Sequence[Diagnostic], refutation: Callable[[], str] = str
     ) -> None:
-        found = tuple(diagnostics) if isinstance(diagnostics, Iterable) else ()
+        found = tuple(diagnostics) if isinstance(diagnostics, Sequence) else ()
         if not found or not all(isinstance(d, Diagnostic) for d in found):
             raise ArgumentError("SbpTypeError takes one sbp.Diagnostic or more for `diagnostics`")
         self.diagnostics: tuple[Diagnostic, ...] = found

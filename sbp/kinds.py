@@ -145,6 +145,10 @@ def or_none(kind: Kind) -> Kind:
 
 
 AXES_OR_NONE = or_none(AXES)
+MESH = Kind(
+    "a jax.sharding.Mesh or an AbstractMesh, of at most 2**24 devices",
+    lambda x: isinstance(x, jax.sharding.Mesh | jax.sharding.AbstractMesh) and x.size <= 2**24,
+)
 
 
 EACH_AXIS = Kind(
@@ -435,10 +439,9 @@ def _flattened(flatten: Callable[..., Any], tree: Any, what: str, is_leaf: IsLea
             raise TypeError("static metadata of a node has an array; make the array a data field")
         return flat
     except (RecursionError, SystemError) as error:  # JAX raises either for a tree without an end
-        raise refused(
+        raise ArgumentError(
             f"{what} cannot be read as a pytree: a node contains itself, or is nested too deep;"
-            " pass a tree that ends",
-            ValueError,
+            " pass a tree that ends"
         ) from error
     except (TypeError, ValueError) as error:
         said = " ".join(str(error).split())

@@ -367,7 +367,7 @@ def test_report(folder, command, monkeypatch):
     assert "`right` on mesh data=2 model=4" in full and "\x1b" not in full
     assert "2 inputs" in full and "2 inputs" not in short
     assert (
-        "cannot write no/out.html"
+        "/no/out.html: No such file"
         in command("report", "model.py:program", "--html", "no/out.html", status=2).err
     )
 

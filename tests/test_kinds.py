@@ -104,10 +104,6 @@ SBP: Any = sbp  # wrong calls are meant here
         ),
         (lambda: SBP.Plan(1, 2, 3, 4), "Plan: `reader` must be a CallReader, which `plan` of"),
         (
-            lambda: sbp.jit(abs, sbp.make_mesh((1,), ("data",))).plan(1.0).run(cast(Any, None)),
-            "plan.run takes 1 flat argument, got None",
-        ),
-        (
             lambda: SBP.Report(program=None).full().text("x"),
             "text: `width` must be a number of columns",
         ),

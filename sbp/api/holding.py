@@ -11,8 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from sbp.api.boundary import Leaf, Leaves, shape_of
 from sbp.api.call import CallSignature
-from sbp.errors import counted, refused
-from sbp.kinds import show
+from sbp.errors import refused
 from sbp.plan.program import Program
 from sbp.run.arrays import (
     Padded,
@@ -116,16 +115,7 @@ class Holding:
           The arrays, where NumPy arrays are not placed on devices yet; the positions of arguments
           that are one value in all processes; and the names of arguments that were in another
           layout.
-
-        Raises:
-          SbpError: `bad-argument` for anything but a sequence of one leaf for each argument.
         """
-        if not isinstance(leaves, list | tuple) or len(leaves) != len(self.signature.leaves):
-            raise refused(
-                f"plan.run takes {counted(len(self.signature.leaves), 'flat argument')}, got"
-                f" {show(leaves)}; call plan(..) with the arguments of the function",
-                TypeError,
-            )
         flat, whole, moved = list[Any](), set[int](), list[str]()
         for i, x in enumerate(leaves):
             array: Any = x

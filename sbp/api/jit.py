@@ -14,7 +14,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from sbp import _jax
-from sbp.api.boundary import is_given, mesh_of, types_of
+from sbp.api.boundary import is_given, mesh_of, shape_of, types_of
 from sbp.api.call import (
     CallReader,
     CallSignature,
@@ -48,6 +48,7 @@ from sbp.kinds import (
     AXIS,
     FLAG,
     FUNCTION,
+    MESH,
     NUMBER,
     Kind,
     fits,
@@ -94,13 +95,7 @@ def _serves(key: Any, plan: Plan, call: Any) -> bool:
 # ---- jit ----------------------------------------------------------------------------------------
 
 
-MESH = Kind(
-    "a jax.sharding.Mesh, an AbstractMesh or None",
-    lambda x: x is None or isinstance(x, Mesh | AbstractMesh),
-)
-
-
-@made_of("Jitted", fn=FUNCTION, mesh=MESH, options=instance_of(JitOptions, "sbp.jit"))
+@made_of("Jitted", fn=FUNCTION, mesh=or_none(MESH), options=instance_of(JitOptions, "sbp.jit"))
 class Jitted:
     """The result of `sbp.jit`: a function with the methods `check`, `plan`, `trace`, `lower`,
     `eval_shape` and `clear_cache`.
@@ -173,7 +168,7 @@ class Jitted:
         plan = self._quick.get(quick)
         if plan is not None:
             plan.used = next(self._uses)
-            return plan.run(flat)
+            return plan._run(flat)  # pyright: ignore[reportPrivateUsage]
         reader = self._on(mesh)
         signature, leaves = reader.read(args, kwargs)
         key = mesh, signature.key
@@ -185,7 +180,7 @@ class Jitted:
             if len(self._quick) >= MOST_PLANS:
                 self._quick.clear()  # they come back with the next calls
             self._quick[quick] = plan
-        return plan.run(leaves)
+        return plan._run(leaves)  # pyright: ignore[reportPrivateUsage]
 
     def _call_composed(
         self, flat: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -374,7 +369,7 @@ _GONE = {
 @takes(
     "sbp.jit",
     _GONE,
-    mesh=MESH,
+    mesh=or_none(MESH),
     memory_limit=Kind(
         "bytes per device, a number above 0 such as 2**30, or None",
         lambda x: x is None or (NUMBER.accepts(x) and x > 0),
@@ -615,8 +610,10 @@ def check_shard_map(
     """
     spec = mesh_spec(mesh)
     fits(fn, args)
-    check_mesh(graph := trace_program(fn, args, mesh), spec)
     leaves, _ = leaves_of(args, "sbp.check_shard_map")
+    for i, x in enumerate(leaves):
+        shape_of(x, str(i))
+    check_mesh(graph := trace_program(fn, args, mesh), spec)
     plain = None if against is None else _plain(against, trace_program(against, args, mesh), graph)
     compared = compared_runs(graph, fn, lambda f: trace_program(f, args, mesh), leaves, spec)
     compared.compare_all(against=plain)

@@ -164,7 +164,7 @@ class Plan:
             )
         quick = quick_key(flat, tree, self._reader.mesh)
         if quick is not None and quick == self._quick:
-            return self.run(flat)
+            return self._run(flat)
         signature, leaves = self._reader.read(args, kwargs)
         if signature.key[:4] != self._signature.key[:4]:
             raise SbpError(
@@ -179,7 +179,7 @@ class Plan:
                 )
         if self.holding.is_direct(leaves):
             self._quick = quick
-        return self.run(leaves)
+        return self._run(leaves)
 
     @takes("Plan.place", skip=1)
     def place(self, *args: Any) -> tuple[Any, ...]:
@@ -475,7 +475,7 @@ class Plan:
     def __repr__(self) -> str:
         return str(self.program)
 
-    def run(self, leaves: Sequence[Any]) -> Any:
+    def _run(self, leaves: Sequence[Any]) -> Any:
         """Runs on flat arguments. An argument with another sharding than `in_shardings` is moved;
         the first such call gives a warning. Of several processes, all run the plan.
 
@@ -501,12 +501,12 @@ class Plan:
             self._warn_moved(moved_before)
         return jax.tree.unflatten(self.results.tree, self.holding.results(outs))
 
-    def inline(self, flat: Sequence[Any]) -> list[Any]:
+    def _inlined(self, flat: Sequence[Any]) -> list[Any]:
         """The flat results for flat arrays, inside a transformation of JAX."""
         if _jax.is_staged(flat):
             with _jax.without_context_mesh():
                 return list(self._executable.jitted(*flat))
-        return jax.tree.leaves(self.run(flat))
+        return jax.tree.leaves(self._run(flat))
 
     def _refuse_abstract_mesh(self) -> None:
         if isinstance(self._reader.mesh, AbstractMesh):

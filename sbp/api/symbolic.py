@@ -142,7 +142,7 @@ class SizedCall:
                 " other sizes"
             )
             raise SbpTypeError(
-                dataclasses.replace(d, notes=(*d.notes, note)) for d in error.diagnostics
+                [dataclasses.replace(d, notes=(*d.notes, note)) for d in error.diagnostics]
             ) from None
 
     def trace(self, fn: Callable[..., Any], avals: Any, names: Any) -> tuple[Graph, Any]:

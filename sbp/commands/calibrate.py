@@ -5,6 +5,7 @@ import datetime
 import itertools
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,12 +20,13 @@ from rich.console import Console
 from rich.progress import track
 from scipy.optimize import nnls
 
-from sbp.commands.command_line import mesh_axes
+from sbp.commands.command_line import Parser, mesh_axes
 from sbp.errors import SbpError, bytes_text, seconds_text
 from sbp.machine.calibration import KINDS, RATES
 from sbp.machine.hardware import hardware_of_kind
 from sbp.machine.mesh import MeshSpec, make_mesh, mesh_spec
 from sbp.moe.sharding import simulate_devices
+from sbp.plan.saved import write_file
 from sbp.report.parts import Page, table
 from sbp.report.report import Shown
 
@@ -46,7 +48,7 @@ ROWS = 4096
 
 def calibrate_parser() -> argparse.ArgumentParser:
     """The parser of `sbp calibrate`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sbp calibrate",
         description="Measure products, memory and collectives on the devices at hand, and write a"
         " file that hardware= and --hardware take. It takes up to five minutes.",
@@ -65,16 +67,16 @@ def calibrate(argv: Sequence[str]) -> int:
     file = Path(given.output)
     if file.suffix != ".toml":
         raise SbpError(f"the name of the file must end in .toml, got {file}", code="unknown-option")
-    if file.exists() and not given.force:
+    if os.path.exists(file) and not given.force:
         raise SbpError(f"{file} exists; pass --force to replace it", code="unknown-option")
-    if file.is_dir() or not file.absolute().parent.is_dir():
+    if os.path.isdir(file) or not os.path.isdir(file.absolute().parent):
         raise SbpError(f"cannot write {file}: not a file in a folder", code="unknown-option")
     if given.devices:
         simulate_devices(given.devices)
     axes = mesh_axes(given.mesh) if given.mesh else {"devices": len(jax.devices())}
     mesh, console = make_mesh(tuple(axes.values()), tuple(axes)), Console(stderr=True)
     rates, links = measured(mesh, console)
-    file.write_text(_toml(mesh, rates, links), encoding="utf-8")
+    write_file(file, _toml(mesh, rates, links).encode())
     Console(highlight=False).print(Shown(page=_page(mesh, rates, links)))
     console.print(f"wrote {file}; pass hardware={str(file)!r} to sbp.jit", highlight=False)
     return 0

@@ -11,13 +11,14 @@ import inspect
 import itertools
 import json
 import math
+import os
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +30,10 @@ from rich.console import Console
 import sbp
 from sbp._jax import context_mesh
 from sbp.api.jit import Jitted, JittedMethod, check_shard_map, jit
-from sbp.errors import CODES, SbpError, bytes_text, counted, nearest, seconds_text
+from sbp.errors import CODES, SbpError, bytes_text, counted, nearest, seconds_text, short_words
 from sbp.kinds import AXIS_NAMES, can_name, is_whole
 from sbp.moe.sharding import simulate_devices
+from sbp.plan.saved import write_file
 from sbp.report.concepts import CONCEPT_WORDS
 from sbp.report.pages import diagnostics_of, refusal
 from sbp.report.parts import Facts, Page
@@ -154,6 +156,13 @@ _ABOUT: Mapping[str, Mapping[str, Any]] = {
 """What the `--help` of a command says around its options."""
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors repeat no long words."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(short_words(message))
+
+
 def command_parser(
     version: str,
     replaced: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
@@ -166,9 +175,9 @@ def command_parser(
       replaced: by command and option, other properties of an option.
       parents: by command, parsers whose options it takes too.
     """
-    parser = argparse.ArgumentParser(prog="sbp", description="A distributed type system for JAX.")
+    parser = Parser(prog="sbp", description="A distributed type system for JAX.")
     parser.add_argument("--version", action="version", version=f"sbp {version}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands: Any = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command, summary in COMMANDS.items():
         about = {} if replaced else _ABOUT.get(command, {})  # shells show the line of help
         part = commands.add_parser(
@@ -281,7 +290,7 @@ def _scalars(text: str) -> str:
 
 
 def _refused(text: str, why: str) -> SbpError:
-    return SbpError(f"--args {text!r} {why} {FORM!r}", code="unknown-option")
+    return UsageError(f"--args {text!r} {why} {FORM!r}")
 
 
 def _value(part: ast.expr, text: str, scope: SymbolicScope) -> Any:
@@ -338,9 +347,7 @@ def _array(name: str, shape: tuple[Any, ...]) -> Any:
     try:
         return jax.ShapeDtypeStruct(shape, jnp.dtype(getattr(jnp, full)))
     except (AttributeError, TypeError):
-        raise SbpError(
-            f"--args: no dtype {name!r}{nearest(name, _NAMES)}", code="unknown-option"
-        ) from None
+        raise UsageError(f"--args: no dtype {name!r}{nearest(name, _NAMES)}") from None
 
 
 def mesh_axes(text: str) -> Mapping[str, int]:
@@ -356,16 +363,12 @@ def mesh_axes(text: str) -> Mapping[str, int]:
     for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition("="))
         if can_name(name) and size and not (size.isdecimal() and int(size)):
-            raise SbpError(
+            raise UsageError(
                 f"--mesh {text!r}: the size of {name!r} must be a whole number of 1 or more, got"
-                f" {size!r}",
-                code="unknown-option",
+                f" {size!r}"
             )
         if not can_name(name) or not size or name in axes:
-            raise SbpError(
-                f"--mesh {text!r} is not of the form data=2,model=4; {AXIS_NAMES}",
-                code="unknown-option",
-            )
+            raise UsageError(f"--mesh {text!r} is not of the form data=2,model=4; {AXIS_NAMES}")
         axes[name] = int(size)
     return axes
 
@@ -396,19 +399,19 @@ def show_program(given: argparse.Namespace) -> int:
       The exit status: 0 without an error, 1 with one, 2 where the program could not be checked.
 
     Raises:
-      SbpError: `unknown-option` where the HTML file cannot be written.
+      SbpError: `unknown-option` for wrong options; `saved-plan` if a file cannot be written.
     """
     written = Path(getattr(given, "output", "x") or "x")
-    exists = written.exists() or written.with_suffix(".npz").exists()
+    exists = any(map(os.path.exists, (written, written.with_suffix(".npz"))))
     if given.command == "emit" and exists and not given.force:
-        about = f"{given.output} exists; name another file, or replace it with --force"
-        raise SbpError(about, code="unknown-option")
+        raise UsageError(f"{given.output} exists; name another file, or replace it with --force")
     views = [f"--{v}" for v in ("json", "html", "short", "source") if getattr(given, v, None)]
     if len(views) > 1 and views != ["--html", "--short"]:
-        about = f"{' and '.join(views)} print one report in several ways; give one of them"
-        raise SbpError(about, code="unknown-option")
+        raise UsageError(
+            f"{' and '.join(views)} print one report in several ways; give one of them"
+        )
     if "" in (getattr(given, "html", None), getattr(given, "output", None)):
-        raise SbpError("--html and -o need the name of a file", code="unknown-option")
+        raise UsageError("--html and -o need the name of a file")
     try:
         report = _check(given)
     except UserCodeError as error:
@@ -422,11 +425,7 @@ def show_program(given: argparse.Namespace) -> int:
     if getattr(given, "json", None):
         print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
     elif getattr(given, "html", None):
-        try:
-            Path(given.html).write_text(page.html(standalone=True), encoding="utf-8")
-        except OSError as error:
-            about = f"cannot write {given.html}: {error.strerror}; name another file"
-            raise SbpError(about, code="unknown-option") from None
+        write_file(given.html, page.html(standalone=True).encode())
         print(f"wrote {given.html}")
     else:
         Console(highlight=False).print(page, soft_wrap=True)
@@ -486,8 +485,8 @@ SIMULATED = 8
 class UsageError(SbpError):
     """The words of the command line name no program that can be checked."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, code="unknown-option")
+    def __init__(self, title: str) -> None:
+        super().__init__(title, code="unknown-option")
 
 
 class UserCodeError(Exception):
@@ -516,8 +515,7 @@ def _check(given: argparse.Namespace) -> Report | str:
     mesh = mesh_axes(given.mesh) if given.mesh is not None else {}
     if given.devices is not None:  # other kinds of devices are not used
         if given.devices < 1:
-            about = f"--devices must be at least 1, got {given.devices}"
-            raise SbpError(about, code="unknown-option")
+            raise UsageError(f"--devices must be at least 1, got {given.devices}")
         jax.config.update("jax_platforms", "cpu")
     # Programs that are checked send nothing to simulated devices.
     simulate_devices(given.devices or max(SIMULATED, math.prod(mesh.values())))
@@ -534,8 +532,7 @@ def _check(given: argparse.Namespace) -> Report | str:
         return _run(lambda: jitted.plan(*args, **kwargs).source(given.output), "")
     if given.shard_map or given.against:
         if axes is None:
-            about = "checking a shard_map needs its mesh, such as --mesh data=2,model=4"
-            raise SbpError(about, code="unknown-option")
+            raise UsageError("checking a shard_map needs its mesh, such as --mesh data=2,model=4")
         plain = _find(given.against) if given.against else None
         return _run(
             lambda: check_shard_map(function, *args, mesh=axes, against=plain, **kwargs), ""
@@ -583,7 +580,7 @@ def _find(target: str) -> Any:
     if not path:
         raise UsageError(f"{target} names no function; write {place}:FUNCTION")
     if place.endswith(".py"):
-        if not Path(place).is_file():
+        if not os.path.isfile(place):
             files = [str(Path(place).parent / p.name) for p in Path(place).parent.glob("*.py")]
             raise UsageError(f"there is no file {place}{nearest(place, files)}")
         found: Any = _run(lambda: _load(Path(place)))
@@ -684,17 +681,15 @@ def _jit(function: Callable[..., Any], axes: AbstractMesh | None, given: argpars
         )
     if isinstance(function, JittedMethod):
         if axes is not None or given.hardware is not None:
-            raise SbpError(
+            raise UsageError(
                 f"{given.target} is a method, which keeps the mesh and the hardware of its"
-                " sbp.jit; leave out --mesh and --hardware, or name a function",
-                code="unknown-option",
+                " sbp.jit; leave out --mesh and --hardware, or name a function"
             )
         return function
     if axes is None and context_mesh() is None:
         without = ". If it returns (function, arguments), leave out --args"
-        raise SbpError(
+        raise UsageError(
             f"{given.target} is a plain function and has no mesh; give one, such as --mesh"
-            " data=2,model=4, or name an sbp.jit function" + without * (given.args is not None),
-            code="unknown-option",
+            " data=2,model=4, or name an sbp.jit function" + without * (given.args is not None)
         )
     return jit(function, axes, hardware=given.hardware)

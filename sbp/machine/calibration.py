@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from sbp.errors import SbpError
-from sbp.machine.hardware import HARDWARE, Hardware
+from sbp.machine.hardware import HARDWARE, Hardware, Network
 
 RATES = (
     "flops_per_second",
@@ -99,7 +99,14 @@ def _read(file: str, _: int) -> Calibration:
             hardware=replace(_hardware(made["hardware"]), **rates),
             links=links,
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # SbpError is a ValueError
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         what = error.message if isinstance(error, SbpError) else what
         raise SbpError(
@@ -120,7 +127,8 @@ def _hardware(name: Any) -> Hardware:
 
 
 def _link(collective: Any) -> tuple[float, float]:
-    seconds, rate = float(collective["seconds"]), float(collective["bytes_per_second"])
-    if not (0 <= seconds < float("inf") and 0 < rate < float("inf")):
-        raise ValueError(f"{collective['kind']} has {seconds:g} seconds and {rate:g} bytes/s")
-    return seconds, 1 / rate
+    network = Network(
+        bytes_per_second=float(collective["bytes_per_second"]),
+        latency_seconds=float(collective["seconds"]),
+    )
+    return network.latency_seconds, 1 / network.bytes_per_second

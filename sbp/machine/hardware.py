@@ -8,18 +8,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from sbp.kinds import (
-    AXIS,
-    FLAG,
-    NUMBER,
-    TEXT,
-    Kind,
-    is_whole,
-    made_of,
-    one_of,
-    or_none,
-    takes,
-)
+from sbp.kinds import AXIS, FLAG, NUMBER, TEXT, Kind, is_whole, made_of, one_of, or_none, takes
 
 Topology = Literal["torus", "switch"]
 Platform = Literal["cpu", "cuda", "rocm", "tpu"]
@@ -30,8 +19,12 @@ _PRECISION = one_of(get_args(Precision))
 _BYTES = Kind("a number of bytes, above 0", lambda x: is_whole(x) and x > 0)
 
 
-_RATE = Kind("a number above 0", lambda x: NUMBER.accepts(x) and x > 0)  # an infinite rate is free
-_FIGURE = Kind("a finite number of 0 or more", lambda x: NUMBER.accepts(x) and 0 <= x < math.inf)
+# Sums and quotients of figures in these limits are floats that compare. An infinite rate is free.
+_RATE = Kind(
+    "a number from 1e-30 to 1e30, or infinite",
+    lambda x: NUMBER.accepts(x) and (1e-30 <= x <= 1e30 or x == math.inf),
+)
+_FIGURE = Kind("a number from 0 to 1e30", lambda x: NUMBER.accepts(x) and 0 <= x <= 1e30)
 
 
 @made_of("Network", bytes_per_second=_RATE, latency_seconds=_FIGURE)
@@ -73,9 +66,8 @@ _FIGURES: dict[str, Kind] = {
         or_none(_RATE),
     ),
     **dict.fromkeys(("latency_seconds", "hop_seconds", "fast_memory_bytes"), _FIGURE),
-    **dict.fromkeys(
-        ("torus_dims", "ring_chips", "devices_per_chip", "joined_devices", "product_rows"), _COUNT
-    ),
+    **dict.fromkeys(("ring_chips", "devices_per_chip", "joined_devices", "product_rows"), _COUNT),
+    "torus_dims": Kind("a whole number from 1 to 16", lambda x: is_whole(x) and 1 <= x <= 16),
     "whole_scatter_devices": or_none(_FIGURE),
     "overlaps": FLAG,
     "topology": one_of(TOPOLOGIES),

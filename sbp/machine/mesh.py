@@ -23,7 +23,7 @@ from sbp.errors import (
     refused,
     tracebacks,
 )
-from sbp.kinds import AXES, AXIS_NAMES, Kind, can_name, is_whole, show, takes
+from sbp.kinds import AXES, AXIS_NAMES, MESH, Kind, can_name, is_whole, show, takes
 from sbp.machine.calibration import Calibration, read_calibration
 from sbp.machine.hardware import (
     HARDWARE as HARDWARE,
@@ -491,11 +491,8 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
     >>> mesh_spec(jax.sharding.AbstractMesh((2, 4), ("data", "model"))).num_devices
     8
     """
-    if not isinstance(mesh, Mesh | AbstractMesh):
-        raise refused(
-            f"mesh must be a jax.sharding.Mesh or AbstractMesh, got {type(mesh).__name__}",
-            TypeError,
-        )
+    if not MESH.accepts(mesh):
+        raise refused(f"mesh must be {MESH.what}, got {show(mesh)}", TypeError)
     _check_names(mesh.axis_names, devices=mesh.size if isinstance(mesh, Mesh) else 0)
     axes = tuple((name, int(size)) for name, size in mesh.shape.items())
     is_assumed = hardware is None and isinstance(mesh, AbstractMesh)

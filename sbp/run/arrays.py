@@ -20,7 +20,7 @@ from sbp.errors import ArgumentError, ArgumentTypeError, SbpError, nearest, refu
 from sbp.infer.accumulation import Reduction, is_real, wide
 from sbp.infer.space import TypeSpace, from_type
 from sbp.kinds import Kind, check_alive, is_whole, made_of, or_none, reduce_dtype_name, show, takes
-from sbp.machine.mesh import mesh_spec
+from sbp.machine.mesh import MESH, mesh_spec
 from sbp.run.boxing import Boxing
 from sbp.run.execute import is_simulated, own_mesh, partition_spec, place_array
 from sbp.signatures.factors import admissible
@@ -403,7 +403,6 @@ def of_process(x: Any, padding: Padding, sharding: NamedSharding, name: str) -> 
 # `sbp.Padded`: an array whose splits do not divide, outside a plan, as one padded array.
 
 
-_MESH = Kind("a jax.sharding.Mesh or an AbstractMesh", lambda x: isinstance(x, Mesh | AbstractMesh))
 _TYPE = Kind(
     'a type without P, such as "data:S(0)"',
     lambda x: isinstance(x, str | NdSbp | PartitionSpec | NamedSharding),
@@ -422,7 +421,7 @@ _PARTS = Kind(
 
 
 @jax.tree_util.register_pytree_with_keys_class
-@made_of("Padded", parts=_PARTS, shape=_SHAPE, type=_TYPE, mesh=_MESH)
+@made_of("Padded", parts=_PARTS, shape=_SHAPE, type=_TYPE, mesh=MESH)
 class Padded(_InParts):
     """An array that is split over a mesh, although its dims need not divide. JAX shards even dims
     only, so it holds one padded array. Its own shape and values are those without padding.
@@ -466,7 +465,7 @@ class Padded(_InParts):
             )
 
     @classmethod
-    @takes("Padded.of", skip=1, type=_TYPE, mesh=_MESH, shape=or_none(_SHAPE))
+    @takes("Padded.of", skip=1, type=_TYPE, mesh=MESH, shape=or_none(_SHAPE))
     def of(cls, x: Any, type: Any, mesh: Mesh | AbstractMesh, *, shape: Any = None) -> "Padded":
         """An array as `Padded`, on the devices of a mesh.
 

@@ -21,7 +21,17 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import annotate_p, as_array
 from sbp.errors import Diagnostic, SbpError, Span, bytes_text, counted, nearest, note, warn
-from sbp.kinds import FLAG, Kind, fits, leaves_of, refuse_unless, returning_arrays, show, takes
+from sbp.kinds import (
+    FLAG,
+    Kind,
+    Reusable,
+    fits,
+    leaves_of,
+    refuse_unless,
+    returning_arrays,
+    show,
+    takes,
+)
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.factors import admissible
 from sbp.signatures.laws.oracle import Oracle, parts, words_of
@@ -416,8 +426,7 @@ def unregister(primitive: Any) -> None:
 
 
 @takes("signatures.registered")
-@contextlib.contextmanager
-def registered(primitive: Any, rows: Rows = (), **options: Any) -> Iterator[None]:
+def registered(primitive: Any, rows: Rows = (), **options: Any) -> Reusable:
     """Registers a signature while the context lasts.
 
     Arguments:
@@ -426,13 +435,18 @@ def registered(primitive: Any, rows: Rows = (), **options: Any) -> Iterator[None
       options: the other arguments of `register`.
 
     Raises:
-      SbpError: as `register`.
+      SbpError: as `register`, when the context is entered.
     """
-    register(primitive, rows, **options)
-    try:
-        yield
-    finally:
-        unregister(primitive)
+
+    @contextlib.contextmanager
+    def once() -> Iterator[None]:
+        register(primitive, rows, **options)
+        try:
+            yield
+        finally:
+            unregister(primitive)
+
+    return Reusable(once)
 
 
 def custom_for(name: str) -> Custom | None:

@@ -20,7 +20,6 @@ from benchmarks.collective_table import recorded
 from sbp._jax import ENDS_ON_AXIS_NAMES
 from sbp.machine.hardware import (
     HARDWARE,
-    Network,
     arrangement,
     copies_for_lanes,
     hardware_of_kind,
@@ -316,7 +315,7 @@ def test_an_unknown_slow_axis_is_refused():
             jax.sharding.AbstractMesh((2,), ("dcn",)),
             HARDWARE["tpu-v5e"].with_axis("dcm", bytes_per_second=1e9),
         )
-    with pytest.raises(sbp.SbpError, match="above 0"):
+    with pytest.raises(sbp.SbpError, match="1e30"):
         HARDWARE["tpu-v5e"].with_axis("dcn", bytes_per_second=0)
 
 
@@ -324,26 +323,26 @@ def test_an_unknown_slow_axis_is_refused():
     ("field", "value", "message"),
     [
         *(
-            (f, v, "must be a number above 0")
+            (f, v, "must be a number from 1e-30 to 1e30")
             for f in ("link_bytes_per_second", "hbm_bytes")
             for v in (0, -1.0, math.nan, -math.inf, "1e9")
         ),
         *(
-            (f, v, "must be a number above 0")
+            (f, v, "must be a number from 1e-30 to 1e30")
             for f in ("flops_per_second", "hbm_bytes_per_second")
             for v in (0, None, True)
         ),
         *(
-            (f, 0, "must be a number above 0")
+            (f, 0, "must be a number from 1e-30 to 1e30")
             for f in ("f32_flops_per_second", "vector_flops_per_second")
         ),
         *(
-            (f, v, "must be a finite number of 0 or more")
+            (f, v, "must be a number from 0 to 1e30")
             for f in ("latency_seconds", "hop_seconds", "fast_memory_bytes")
             for v in (-1e-6, math.nan, math.inf, None)
         ),
         *(
-            (f, v, "must be a whole number of 1 or more")
+            (f, v, "must be a whole number ")
             for f in ("torus_dims", "ring_chips", "joined_devices", "product_rows")
             for v in (0, -1, 1.5, True)
         ),
@@ -362,20 +361,6 @@ def test_hardware_that_cannot_be_is_refused(field, value, message):
         "unknown-option" if field in ("topology", "platform") else "bad-argument"
     )
     assert field in str(raised.value) and message in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "figures",
-    [{"bytes_per_second": 0}, {"bytes_per_second": math.nan}, {"latency_seconds": -1.0}],
-    ids=str,
-)
-def test_networks_that_cannot_be_are_refused(figures):
-    field = next(iter(figures))
-    said = rf"^bad-argument: .*Network: `{field}` must be a (finite )?number"
-    with pytest.raises(sbp.SbpError, match=said):
-        Network(**({"bytes_per_second": 1e9, "latency_seconds": 1e-6} | figures))
-    with pytest.raises(sbp.SbpError, match=field):
-        HARDWARE["tpu-v5e"].with_axis("dcn", **({"bytes_per_second": 1e9} | figures))
 
 
 # ---- products -----------------------------------------------------------------------------------
