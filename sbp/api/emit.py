@@ -129,7 +129,8 @@ def emit(
     settings = update("jax_enable_x64", True) * is_wide
     if not config.jax_threefry_partitionable:
         settings += update("jax_threefry_partitionable", False)
-    arrays = 'ARRAYS = np.load(Path(__file__).with_suffix(".npz"))\n' if writer.arrays else ""
+    load = 'with np.load(Path(__file__).with_suffix(".npz")) as file:\n    ARRAYS = dict(file)\n'
+    arrays = load if writer.arrays else ""
     body = "\n\n\n".join([*writer.texts, "\n".join(run), "\n".join(main)])
     words = {*"".join(c if c.isalnum() or c in "_." else " " for c in arrays + body).split()}
     used = [line for needs, line in _IMPORTS if any(w.startswith(needs) for w in words)]

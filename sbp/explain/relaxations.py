@@ -2,10 +2,12 @@
 memory limits that no plan keeps, and pins that have no typing together. Beside them, matrices that
 a plan gathers."""
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from sbp.errors import (
     SHOWN,
@@ -34,7 +36,7 @@ from sbp.infer.request import Request
 from sbp.infer.space import Codes, local_bytes, local_shape, to_type
 from sbp.limits import MOST_BYTES, boxing_text
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.fit import best_program
+from sbp.plan.fit import best_if_near, best_program
 from sbp.plan.ir import Apply, Register
 from sbp.plan.program import PlannedBox, Program, shape_text
 from sbp.plan.verify import over_budget
@@ -470,7 +472,8 @@ def _freed_pins(least: Program) -> tuple[list[Help], list[PinSite], tuple[str, .
     sites = sorted(pin_sites(request), key=lambda s: -_pinned_size(request, s))
     drops = {d: [s] for s in sites if (d := without_pins(request, s)).edits}
     (_, most), shown = limits.plans_of(request.size, 1), limits.shown - 1
-    alone = tried(drops, plans=most, helps=shown)
+    plan = functools.partial(best_if_near, full=least)
+    alone = tried(drops, plans=most, helps=shown, plan=plan)
     if not alone.accepted:
         free = [
             s
@@ -480,24 +483,26 @@ def _freed_pins(least: Program) -> tuple[list[Help], list[PinSite], tuple[str, .
         drops |= {
             without_pins(request, *free[:n]): free[:n] for n in range(2, min(len(free), most) + 1)
         }
-    together = tried((d for d, pins in drops.items() if len(pins) > 1), plans=most, helps=1)
+    several = (d for d, pins in drops.items() if len(pins) > 1)
+    together = tried(several, plans=most, helps=1, plan=plan)
     helps, freed = list[Help](), list[PinSite]()
     for one, program in (*alone.accepted, *together.accepted):
         if len(drops[one]) == 1 and len(helps) < shown:
-            split = _split_pin(request, *drops[one])
+            split = _split_pin(request, drops[one][0], plan)
             helps += [change.help(found) for change, found in split.accepted]
         helps.append(one.help(program))
         freed += drops[one]
     return helps[:shown], freed, left_out(len(helps) - shown, alone.untried)
 
 
-def _split_pin(request: Request, site: PinSite) -> Tried:
+def _split_pin(request: Request, site: PinSite, plan: Callable[[Any], Program | None]) -> Tried:
     """A pin that asks one split more, with which a plan fits: of those with the smallest shard, the
     first dim.
 
     Arguments:
       request: the program, with its memory limit.
       site: the pin.
+      plan: plans a request.
     """
     value, codes = pinned_value(request.graph, site), tuple(c or 0 for c in site.codes)
     if not isinstance(value, int) or min(codes, default=0) < 0:
@@ -509,7 +514,7 @@ def _split_pin(request: Request, site: PinSite) -> Tried:
         if site.codes[k] is not None
     )
     changes = [repinned(request, site, wanted_codes(site.codes, {k: t[k]})) for _, k, t in ways]
-    return tried(changes, plans=len(changes), helps=1)
+    return tried(changes, plans=len(changes), helps=1, plan=plan)
 
 
 def _pinned_size(request: Request, site: PinSite) -> float:

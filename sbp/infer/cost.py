@@ -19,7 +19,8 @@ from sbp.limits import Rules
 from sbp.machine.hardware import Hardware
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Op, Row, Sent, Shape, kernel_named, traits_of
-from sbp.trace.graph import LOOPS, Graph, Node, Operand, body_of, interface_of
+from sbp.trace.collectives import KINDS, SENT_AS, SHARD_MAP, collective_runs
+from sbp.trace.graph import LOOPS, Graph, Node, Operand, amount, body_of, interface_of
 from sbp.trace.places import TRANSFER, computes_in_host
 from sbp.types import Unreduced
 
@@ -466,32 +467,38 @@ def _precision(node: Node) -> Literal["default", "high", "highest"]:
 
 
 class KernelExchange(NamedTuple):
-    """Seconds of a collective in a kernel, over one mesh axis.
+    """Seconds of a collective in a kernel or in a hand-written region.
 
     Attributes:
-      position: of the mesh axis.
+      positions: of its mesh axes.
       kind: the collective.
       before: seconds that run before the work of the kernel.
       beside: seconds on the links while the kernel works.
     """
 
-    position: int
+    positions: tuple[int, ...]
     kind: str
     before: float
     beside: float
 
 
 def exchanges(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> Iterator[KernelExchange]:
-    """The collectives in the kernels of a row, in the order in which they run; arguments as
-    `row_seconds`."""
+    """The collectives in the kernels of a row or in a hand-written region, in the order in which
+    they run; arguments as `row_seconds`."""
+    for run in collective_runs(node) if node.op == SHARD_MAP else ():
+        positions = tuple(sorted(map(mesh.names.index, run.mesh_axes)))
+        kind = SENT_AS[KINDS[run.node.op]].replace("broadcast", "permute")
+        seconds = mesh.collective(kind, positions).of(run.bytes_per_device, run.runs)
+        yield KernelExchange(positions, kind, seconds, 0.0)
     for position, sent in row_sends(graph, node, row, mesh):
         collective = mesh.collective(sent.kind, (position,))
         if kernel_named(row.kernels[position]).overlaps:
             started = STEP_LATENCIES * sent.rounds * collective.seconds
             beside = sent.bytes * collective.seconds_per_byte
-            yield KernelExchange(position, sent.kind, started, beside)
+            yield KernelExchange((position,), sent.kind, started, beside)
         else:
-            yield KernelExchange(position, sent.kind, collective.of(sent.bytes, sent.rounds), 0.0)
+            seconds = collective.of(sent.bytes, sent.rounds)
+            yield KernelExchange((position,), sent.kind, seconds, 0.0)
 
 
 def row_seconds(
@@ -607,6 +614,8 @@ def local_seconds(
 ) -> LocalSeconds:
     """Seconds of a node's local work on one device, without its collectives; arguments as
     `row_seconds`."""
+    if node.op == SHARD_MAP:
+        return _body_seconds(node.params["body"], mesh)
     hardware = mesh.hardware
     ins, outs = (
         [
@@ -642,3 +651,17 @@ def local_seconds(
         work * product_seconds(graph, node, ins, outs, hardware),
         traffic / hardware.hbm_bytes_per_second,
     )
+
+
+def _body_seconds(body: Graph, mesh: MeshSpec) -> LocalSeconds:
+    """Seconds of the local work in a hand-written region, whose operands are shards."""
+    compute, memory = 0.0, 0.0
+    for node in body.nodes:
+        if node.op in KINDS:
+            continue
+        row = NdRow.whole(len(node.inputs), len(node.outputs), len(mesh.sizes))
+        inner = [_body_seconds(region, mesh) for region in node.regions]
+        own = local_seconds(body, node, row, mesh, MemoryShares())
+        compute += amount(node, [x.compute for x in inner]) if inner else own.compute
+        memory += amount(node, [x.memory for x in inner]) if inner else own.memory
+    return LocalSeconds(compute, memory)

@@ -86,6 +86,22 @@ def best_program(request: Request) -> Program | None:
     return fit(request)[0]
 
 
+def best_if_near(request: Request, full: Program) -> Program | None:
+    """The cheapest program that fits, or None, also where no plan fits at three middle prices of
+    memory: then sbp does not try all prices.
+
+    Arguments:
+      request: with a memory limit.
+      full: a plan of a similar request. What is live at its fullest moment is charged.
+    """
+    search = PlanSearch(request)
+    for price in PRICES[3:6]:
+        full = search.at_full(price, full) or full
+        if full.request is request and full.fits:
+            return best_program(request)
+    return None
+
+
 class PlanSearch:
     """Plans of one request at shares and prices.
 
@@ -137,6 +153,17 @@ class PlanSearch:
         best = _best(bounding, self.at({v: 1 / n for v, n in times.items()}), self.at())
         return best and best.with_typing(lower_bound=bounding.typing.lower_bound)
 
+    def at_full(self, price: float, fuller: Program | None) -> Program | None:
+        """As `at_price`, without a bound, and without reuses."""
+        if fuller is not None:
+            self.live |= {
+                (r.value, r.codes != fuller.typing.values.get(r.value))
+                for r in fuller.fullest
+                if r.value in self.request.graph.avals
+            }
+        self.prices += 1
+        return self.at(byte_price=price, live=frozenset(self.live))
+
     def at_price(
         self, price: float, free: Program, fuller: Program | None = None
     ) -> Program | None:
@@ -147,14 +174,7 @@ class PlanSearch:
           free: the cheapest plan without a price.
           fuller: a plan. What is live at its fullest moment is charged from now on.
         """
-        if fuller is not None:
-            self.live |= {
-                (r.value, r.codes != fuller.typing.values.get(r.value))
-                for r in fuller.fullest
-                if r.value in self.request.graph.avals
-            }
-        self.prices += 1
-        found = self.at(byte_price=price, live=frozenset(self.live))
+        found = self.at_full(price, fuller)
         if found is None:
             return None
         # A bound on seconds with a price of memory bounds only typings that take no more memory.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sbp.errors import counted, seconds_text
+from sbp.handwritten.emulation import atom_of
 from sbp.infer.cost import exchanges, local_seconds
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Box, walk
@@ -31,7 +32,18 @@ from sbp.report.parts import (
     table_of,
 )
 from sbp.report.wording import sentences
-from sbp.trace.graph import CONTROL_FLOW, LOOPS, Node, group_by, trips_are_assumed, trips_of
+from sbp.trace.collectives import SHARD_MAP, mesh_sizes
+from sbp.trace.graph import (
+    CONTROL_FLOW,
+    LOOPS,
+    Graph,
+    Node,
+    amount,
+    group_by,
+    trips_are_assumed,
+    trips_of,
+)
+from sbp.types import Split
 
 # ---- schedule -----------------------------------------------------------------------------------
 
@@ -142,14 +154,14 @@ class Schedule:
     def _apply(self, here: Interval, done: Apply) -> Iterator[Interval]:
         graph, mesh, node, begin = self.program.graph, self.program.mesh, done.node, self.seconds
         found = [
-            (one, self._named(here, one.kind, (one.position,)))
-            for one in (exchanges(graph, node, done.row, mesh) if done.sends else ())
+            (one, self._named(here, one.kind, one.positions))
+            for one in exchanges(graph, node, done.row, mesh)
         ]
         yield from (self._next(exchange, one.before) for one, exchange in found if one.before)
         shares = self.program.typing.graph_request.memory_shares
         local = local_seconds(graph, node, done.row, mesh, shares)
         bound = "compute" if local.compute >= local.memory else "memory"
-        flops = here.runs * flops_of(graph, node)
+        flops = here.runs * _flops(graph, node)
         yield self._next(here._replace(what=node.name, bound=bound, flops=flops), max(local))
         for one, exchange in found:
             if one.beside:
@@ -169,6 +181,21 @@ class Schedule:
         start, taken = self.seconds, here.runs * seconds
         self.seconds += taken
         return here._replace(start=start, seconds=taken, waited=taken)
+
+
+def _flops(graph: Graph, node: Node) -> float:
+    """The floating-point operations of products in an operation. In a hand-written region, devices
+    along axes that split no operand repeat them."""
+    if node.op == SHARD_MAP:
+        body, specs = node.params["body"], node.params["in_specs"]
+        devices = math.prod(
+            n
+            for axis, n in mesh_sizes(node).items()
+            if any(isinstance(atom_of(spec, axis), Split) for spec in specs)
+        )
+        return devices * sum(_flops(body, n) for n in body.nodes)
+    inner = [sum(_flops(region, n) for n in region.nodes) for region in node.regions]
+    return amount(node, inner) if inner else flops_of(graph, node)
 
 
 def lane_seconds(found: Schedule) -> dict[str, dict[Phase, float]]:
@@ -221,12 +248,6 @@ def _hardware(mesh: MeshSpec) -> str:
     return f"{mesh.hardware.name}{mesh.measured or '; nothing was measured'}"
 
 
-def _by_hand(program: Program) -> str:
-    """The number of regions that are written by hand, in words; empty for none."""
-    count = len(program.written_by_hand())
-    return counted(count, "hand-written region") if count else ""
-
-
 # ---- picture ------------------------------------------------------------------------------------
 
 
@@ -275,7 +296,7 @@ def _caption(program: Program, found: Schedule) -> str:
     beside = sum(i.seconds - i.waited for i in found.intervals)
     waiting = f", {links / found.seconds:.0%} of it spent waiting for collectives" if links else ""
     but = f" but {seconds_text(beside)} of exchanges with products" if beside else ""
-    most, by_hand, longest = _longest(found), _by_hand(program), ""
+    most, longest = _longest(found), ""
     if most:
         of = "the gradient of " if most.phase == "backward" else ""
         longest = (
@@ -293,7 +314,6 @@ def _caption(program: Program, found: Schedule) -> str:
             "sbp counts each branch of a conditional as equally likely.": any(
                 n.op in CONTROL_FLOW - LOOPS for n in program.graph.walk()
             ),
-            f"Of {by_hand}, only the time to read and write memory is modelled.": by_hand,
             f"Hardware {_hardware(program.mesh)}.": True,
         }
     )
@@ -473,7 +493,7 @@ class Limits(Work):
 
 def limits(program: Program) -> Limits:
     """What limits a program. Of a `cond`, the mean of its branches counts, as in the modelled
-    time; regions written by hand are not counted, since their time is not modelled."""
+    time."""
     has_scopes = any(place_name(n, "scope").name for n in program.graph.walk())
     named: Grouping = "scope" if has_scopes else "function"
     places = group_by(
@@ -511,7 +531,7 @@ def limits(program: Program) -> Limits:
 
 def limits_section(program: Program) -> Section:
     """What limits a program, as a part of a report."""
-    found, by_hand = limits(program), _by_hand(program)
+    found = limits(program)
     spent = [f"{name} {_percent(s / found.total)}" for name, s in found.seconds.items() if s > 0]
     repeats = f", beside {_flops_text(found.repeated)} that the backward pass repeats"
     text = (
@@ -522,7 +542,6 @@ def limits_section(program: Program) -> Section:
         f" products). The modelled time, {seconds_text(found.modelled)}, is spent on"
         f" {', '.join(spent) or 'nothing'}. It is computed by a cost model for hardware"
         f" {_hardware(program.mesh)}"
-        f"{f'. {by_hand}: FLOPs and time are not counted' if by_hand else ''}"
     )
     parts = table_of(
         sorted((w for w in found.works if w.total), key=lambda w: -w.total),
