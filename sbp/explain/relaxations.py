@@ -143,7 +143,7 @@ def costly_annotations(
       refine: whether to choose types however large the program is.
       solving: called before each choice with the most choices that are left.
     """
-    request = replace(program.typing.graph_request, memory_limit=None, donated=())
+    request = replace(program.request, memory_limit=None)
     sites = [s for s in pin_sites(request) if s.source == "annotation" and s.span]
     most = SOLUTIONS if refine else min(SOLUTIONS, FIRST_NODES // max(1, request.size))
     left = itertools.count(min(most, len(sites)) + 1, -1)

@@ -196,6 +196,8 @@ def verdict(why: Why, story: AxisStory) -> str:
     if story.pinned:
         if best is None or best.cost is None or best.type is None:
             return "pinned here"
+        if best.cost.seconds > why.cost.seconds:
+            return "pinned here; sbp found no cheaper plan without this pin"
         return (
             f"pinned here; left free it would be {best.type.get(story.mesh_axis)!r},"
             f" {difference(best.cost, why.cost)}"
