@@ -144,8 +144,9 @@ def check_helps(
     for help_ in (h for d in found for h in d.helps):
         assert help_.edits, f"no edit: {help_.text}; `sbp/explain` makes the edits of a help"
         source, others = split_edits(help_.edits)
-        made = edited_function(fn, source)
-        after = sbp.jit(made, mesh, **edited_options(options, others, len(args)))
+        after = sbp.jit(
+            edited_function(fn, source), mesh, **edited_options(options, others, len(args))
+        )
         if help_.clears_all_errors:
             cost = after.plan(*args).cost
             assert cost.bytes_per_device == help_.bytes_per_device, help_.text

@@ -448,7 +448,8 @@ class Send(NamedTuple):
       bytes: that one device sends per call.
       node: the operation that it belongs to; None for a result that is an argument.
       phase: the pass of that operation.
-      maker: the operation that makes the value, or that sends it; None for an argument.
+      maker: the operation that makes the value, or that sends it; in a region written by hand the
+        collective itself; None for an argument.
       reader: the first operation that reads the converted value; None where it is returned.
       regions: the loops and branches around it, outermost first.
       planned, step: the conversion and its step; None for other collectives.
@@ -513,7 +514,7 @@ def _sends(program: Program) -> Iterator[Send]:
         elif i.node.op == SHARD_MAP:
             for run in collective_runs(i.node):
                 sent = Sent(SENT_AS[KINDS[run.node.op]], run.bytes_per_device, run.runs)
-                yield _collective(here, sent, run.mesh_axes, "in a manual region")
+                yield _collective(here, sent, run.mesh_axes, "in a manual region", maker=run.node)
         else:
             for k, sent in i.sends:
                 inside, kernel = f"inside {i.node.name}", i.row.kernels[k]

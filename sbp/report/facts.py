@@ -11,7 +11,7 @@ from sbp.annotations import Pin, annotate_p
 from sbp.errors import listed, position_text
 from sbp.explain.names import Names
 from sbp.explain.origins import ConversionReason, Origins
-from sbp.explain.subjects import AtomChange, SourcePlace
+from sbp.explain.subjects import AtomChange
 from sbp.infer.rows import seen_codes
 from sbp.infer.space import Code, local_bytes, to_type
 from sbp.plan.ir import Register, Source
@@ -23,12 +23,11 @@ from sbp.report.wording import (
     need_text,
     node_text,
     output_name,
-    place_text,
     span_text,
     without_numbers,
 )
 from sbp.signatures import kernel_named, traits_of
-from sbp.source.reader import annotated_text, annotation_span, shorten
+from sbp.source.reader import annotated_text, annotation_span, shorten, users_span
 from sbp.trace.graph import (
     CONTROL_FLOW,
     Entry,
@@ -154,8 +153,10 @@ def exceptions(tensors: Sequence[Tensor]) -> list[tuple[list[Tensor], NdSbp, int
         (common, count), *_ = Counter(t.type for t in same).most_common()
         if count > 2 * (len(same) - count):
             found += [(t, common, count) for t in same if t.type != common]
-    groups = group_by(found, lambda odd: (odd[0].type, *odd[1:])).values()
-    return [([t for t, *_ in group], *group[0][1:]) for group in groups]
+    return [
+        ([t for t, *_ in group], *group[0][1:])
+        for group in group_by(found, lambda odd: (odd[0].type, *odd[1:])).values()
+    ]
 
 
 def counted_bytes(found: Iterable[tuple[Tensor, int]]) -> float:
@@ -247,37 +248,39 @@ def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Co
         else:
             reason = origins.reason(send.planned, AtomChange.of(send.step.source, send.step.target))
             one = _of_conversion(program, send, reason, output_names)
-            needed = one.needed if reason.need.is_read else ()
-            groups[one.kind, one.mesh_axes, one.changes, one.made, needed].append(one)
+            key = (one.kind, one.mesh_axes, one.changes, one.made)
+            groups[*key, one.needed if reason.need.is_read else ()].append(one)
     return _merge(groups)
 
 
-def _collective(program: Program, send: Send, values: Iterable[int], **told: Any) -> Collective:
+def _collective(graph: Graph, send: Send, values: Iterable[int], **told: Any) -> Collective:
     return Collective(
         kind=send.kind,
         mesh_axes=send.axes,
         changes=(send.change,),
         runs=send.runs,
         bytes_per_device=send.bytes,
-        tensors=tuple(shape_text(program.graph.avals[v]) for v in values),
+        tensors=tuple(shape_text(graph.avals[v]) for v in values),
         **told,
     )
 
 
 def _of_operation(program: Program, send: Send) -> Collective:
     """A collective inside a kernel or a region written by hand."""
-    node = send.maker
-    assert node is not None
-    made, needed = f"a hand-written region {place_text(SourcePlace.of(node))}", "it stands there"
+    assert send.node is not None and send.maker is not None
+    graph, node, needed = program.graph, send.maker, "it is in a hand-written region"
     if send.kernel:
         kernel = kernel_named(send.kernel)
-        made, needed = node_text(node), f"its kernel {kernel.name!r}: {kernel.summary}"
+        needed = f"its kernel {kernel.name!r}: {kernel.summary}"
+    else:
+        op = node.op.removesuffix("_invariant")  # JAX's name of a `psum` with check_vma=True
+        graph, node = send.node.params["body"], replace(node, op=op, span=users_span(node))
     return _collective(
-        program,
+        graph,
         send,
         node.outputs,
         line=place(node.span) if node.span else "",
-        made=(made,),
+        made=(node_text(node),),
         needed=(needed,),
     )
 
@@ -289,7 +292,7 @@ def _of_conversion(
     assert send.planned is not None
     results = [output_name(output_names, n.number) for n in reason.needs if n.is_returned]
     return _collective(
-        program,
+        program.graph,
         send,
         (send.planned.box.target.value,),
         line=_line(reason),
@@ -673,8 +676,8 @@ class _Reading:
         sent = [
             (one.step.kind, one.bytes)
             for one in self.sends
-            if one.maker and self.uses.phases.of[one.maker.id] == "forward"
             if one.step and k in one.step.mesh_axes
+            if one.maker and self.uses.phases.of[one.maker.id] == "forward"
         ]
         # Of one sum, an all-reduce sends twice what a reduce-scatter does.
         scattered = sum(size for kind, size in sent if kind == "reduce_scatter")

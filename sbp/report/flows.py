@@ -38,6 +38,7 @@ from sbp.report.parts import (
 )
 from sbp.report.wording import branches_text, sentences, without_number
 from sbp.source.reader import line_text, shorten, users_span
+from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import CONTROL_FLOW, Dataflow, Node, group_by
 from sbp.trace.scopes import scope_names
 from sbp.types import Atom, Broadcast, NdSbp, Split, Unreduced
@@ -191,7 +192,9 @@ def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
     if grouping == "scope":
         name = "/".join(without_number(n) for n in scope_names(node.scope) if "->" not in n)
         return PlaceName(name, shorten(name, TEXT_LIMIT) or "(no scope)")
-    span = users_span(node)
+    # A `jax.shard_map` that is itself the program has no line of its own.
+    inner = node.params["body"].walk() if node.op == SHARD_MAP else ()
+    span = next(filter(None, map(users_span, (node, *inner))), None)
     if span is None:
         return PlaceName("", "(no source)")
     if grouping == "function":

@@ -313,8 +313,10 @@ def annotated_lines(program: Program) -> tuple[AnnotatedLine, ...]:
     Arguments:
       program: the plan.
     """
-    places = flows.ProgramFlows(program).places
-    sent = {name: sum(s.bytes for s in stops) for name, stops in places.items()}
+    sent = {
+        name: sum(s.bytes for s in stops)
+        for name, stops in flows.ProgramFlows(program).places.items()
+    }
     placed = (
         (node, span)
         for node in program.graph.walk()

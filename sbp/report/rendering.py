@@ -151,11 +151,10 @@ def _table(table: Table, width: int) -> Iterator[Text]:
 
 def _join(table: Table, cells: Sequence[str], widths: Sequence[int]) -> str:
     """The cells of a line of a table, each on its side."""
-    fitted = (
+    return GAP.join(
         _fit(cell, w, right=i in table.right)
         for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
-    )
-    return GAP.join(fitted).rstrip()
+    ).rstrip()
 
 
 def _lines(text: str, width: int, style: str = "", indent: int = 0) -> Iterator[Text]:

@@ -166,8 +166,7 @@ def test_export():
     f: Any = planned(loss, in_types=TYPES)
     exported = jax.export.deserialize(jax.export.export(f)(W, X, Y).serialize())
     assert exported.nr_devices == 8
-    place = jax.NamedSharding(f.mesh, jax.P())
-    args = jax.device_put((W, X, Y), place)
+    args = jax.device_put((W, X, Y), jax.NamedSharding(f.mesh, jax.P()))
     close(loss(W, X, Y), jax.jit(exported.call)(*args))
     with pytest.raises(AttributeError, match="no_such_stage"):
         f.trace(W, X, Y).no_such_stage

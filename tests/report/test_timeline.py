@@ -282,9 +282,9 @@ def test_the_bound_is_what_the_program_is_made_for():
 
 
 def test_the_report_says_that_time_is_modelled(h100_plans):
-    text = h100_plans["train"].report().roofline().text()
-    assert "nothing was measured" in " ".join(text.split()) and "hardware h100" in text
-    assert "block" in text and "limits: 4.83 GFLOP per call" in text
+    text = words(h100_plans["train"].report().roofline())
+    said = "nothing was measured", "hardware h100", "block", "limits: 4.83 GFLOP per call"
+    assert all(part in text for part in said)
 
 
 def test_a_region_by_hand_is_modelled_like_the_same_operations():
@@ -310,6 +310,10 @@ def test_a_region_by_hand_is_modelled_like_the_same_operations():
     assert (
         lane_seconds(Schedule(mine.program)).keys() == lane_seconds(Schedule(theirs.program)).keys()
     )
+    # A region that is itself the program has no line; its collective has one.
+    report = sbp.jit(by_hand, MESH).plan(x, w).report()
+    made = 'made by psum `jax.lax.psum(x @ w, "model")` at tests/report/test_timeline.py:'
+    assert made in words(report) and "(no source)" not in words(report.timeline())
 
 
 # ---- memory -------------------------------------------------------------------------------------

@@ -147,8 +147,10 @@ def test_a_region_under_jit_and_with_shapes():
 
 
 def test_the_gradient_of_a_ring():
-    body = ring_sums(lambda n: n - 1, axis_size)
-    run, _ = run_of(body, around=lambda f: jax.grad(lambda x: jnp.sin(f(x)).sum()))
+    run, _ = run_of(
+        ring_sums(lambda n: n - 1, axis_size),
+        around=lambda f: jax.grad(lambda x: jnp.sin(f(x)).sum()),
+    )
     assert run.apart == () and not run.untried
 
 
@@ -353,8 +355,9 @@ def test_a_fault_that_shows_on_reordered_arguments_is_a_warning(mask):
 
 def test_sorted_arguments_stay_sorted():
     keys = np.sort(X[:, 0])
-    places = lambda keys, x: lax.psum(jnp.searchsorted(keys, x), "model")
-    right = mapped(places, (ROWS, PS()), PS())(False)
+    right = mapped(
+        (lambda keys, x: lax.psum(jnp.searchsorted(keys, x), "model")), (ROWS, PS()), PS()
+    )(False)
     assert not checked(right, keys, X[:4, 1])[1].diagnostics
 
 
