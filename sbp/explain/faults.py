@@ -338,9 +338,7 @@ def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diag
       At least one diagnostic, with code `no-signature`, `annotation-conflict`, `budget`,
       `no-typing` or `solver-limit`.
     """
-    request = replace(
-        request, memory_limit=None, donated=(), reuse=not limits.is_large(request.size)
-    )
+    request = replace(request, memory_limit=None, reuse=not limits.is_large(request.size))
     found, names = _diagnosis(request, limits), Names(request.graph)
     diagnostics = [
         diagnostic(BlamedFault(found, group, names)) for group in found.groups[: limits.faults]

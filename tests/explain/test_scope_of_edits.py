@@ -262,6 +262,27 @@ def test_one_leaf_of_all_layers_changes_at_once():
     assert [(e.position, e.value) for e in edits] == [(0, "d:S(0)"), (2, "d:S(0)"), (4, "d:S(0)")]
 
 
+def wrong_pin(w, v, x):
+    return 2 * w, 2 * v, jax.nn.relu(x @ w) @ v
+
+
+def costly_pin(w, v, x):
+    return 2 * w, 2 * v, (jnp.tanh(sbp.replicate(x @ w, "d")) @ v).sum()
+
+
+@pytest.mark.parametrize(
+    ("fn", "types", "boxing"),
+    [
+        (wrong_pin, ("d:S(1)", "d:S(1)", "B"), "reduce"),
+        (costly_pin, ("B", "B", "d:S(0)"), "auto"),
+    ],
+)
+def test_memory_of_helps_counts_a_donated_buffer_once(fn, types, boxing):
+    options = {"in_types": types, "boxing": boxing, "donate_argnums": (0, 1)}
+    (fault,) = helped(fn, LINE, (shape(4096, 4096),) * 3, **options)
+    assert fault.helps
+
+
 def test_an_annotation_with_another_split_still_converts():
     """Without the annotation the partial value arrives at the cosine."""
 
