@@ -21,7 +21,14 @@ from sbp.infer.constraints import pin_sites
 from sbp.infer.space import Code, Codes, from_type, local_bytes
 from sbp.limits import policies_in
 from sbp.plan.program import Cost, Program, Send, sends
-from sbp.source.reader import Targets, expression_at, name_called, names_at, source_text
+from sbp.source.reader import (
+    Targets,
+    expression_at,
+    name_called,
+    names_at,
+    source_text,
+    users_span,
+)
 from sbp.trace.graph import SCAN, Dataflow, Graph, Node, Operand, group_by, interface_of
 from sbp.types import NdSbp
 
@@ -45,8 +52,8 @@ class SourcePlace:
 
     @classmethod
     def of(cls, node: Node) -> "SourcePlace":
-        """The place of a node."""
-        return cls(node.span, node.in_gradient, node.is_recomputed)
+        """The place of a node; for the work of a library, the user's line that calls it."""
+        return cls(users_span(node), node.in_gradient, node.is_recomputed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,12 +274,12 @@ def _of_operation(program: Program, send: Send) -> Collective:
         needed = f"its kernel {kernel.name!r}: {kernel.summary}"
     else:
         op = node.op.removesuffix("_invariant")  # JAX's name of a `psum` with check_vma=True
-        graph, node = send.node.params["body"], replace(node, op=op, span=users_span(node))
+        graph, node = send.node.params["body"], replace(node, op=op)
     return _collective(
         graph,
         send,
         node.outputs,
-        line=place(node.span) if node.span else "",
+        line=place(span) if (span := users_span(node)) else "",
         made=(node_text(node),),
         needed=(needed,),
     )
@@ -339,8 +339,9 @@ def detail(one: Collective, limit: int = 2) -> str:
 def _line(reason: ConversionReason) -> str:
     """The line of the maker; where it has none, that of the reader."""
     for node in (reason.maker, reason.need.node if reason.need.is_read else None):
-        if node is not None and node.span is not None:
-            span = (annotation_span(node) if node.op == annotate_p.name else None) or node.span
+        span = users_span(node) if node is not None else None
+        if node is not None and span is not None:
+            span = (annotation_span(node) if node.op == annotate_p.name else None) or span
             return f"{'the gradient of ' if node.backward else ''}{place(span)}"
     return str(reason.value)
 

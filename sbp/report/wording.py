@@ -11,7 +11,7 @@ from sbp.explain.why import Refusal
 from sbp.infer.space import Code, decode
 from sbp.limits import boxing_text
 from sbp.plan.program import place
-from sbp.source.reader import annotation_span, expression_text, shorten, source_text
+from sbp.source.reader import annotation_span, expression_text, shorten, source_text, users_span
 from sbp.trace.graph import Node
 
 SEGMENT_LIMIT = 44
@@ -164,11 +164,12 @@ def node_text(node: Node, beside: Node | None = None) -> str:
             if span is None
             else f"the annotation{quote(span)} at {place(span)}"
         )
-    if node.span is None:
+    at = SourcePlace.of(node)
+    if at.span is None:
         return f"{node.name} in generated code"
-    if beside is not None and (node.span, node.backward) == (beside.span, beside.backward):
+    if beside is not None and (at.span, at.gradient) == (users_span(beside), beside.in_gradient):
         return f"{node.name} there"
-    return f"{node.name}{quote(node.span)} {place_text(SourcePlace.of(node))}"
+    return f"{node.name}{quote(at.span)} {place_text(at)}"
 
 
 # ---- conversions in the report ------------------------------------------------------------------
