@@ -26,10 +26,8 @@ from sbp.infer.space import (
     Step,
     decode,
     from_type,
-    is_even,
     local_bytes,
     local_shape,
-    needs_of,
     to_type,
 )
 from sbp.plan.fit import PlanSearch, best_program
@@ -215,14 +213,12 @@ class WhyLimits:
     Arguments:
       plans: the most plans of a refined answer.
       first_operations: operations that the plans of a first answer have together.
-      joint: the most alternatives that differ from the plan on two mesh axes.
       deferred: the most conversions of the value for which the program is planned with the
         conversion elsewhere. Conversions that send most bytes come first.
     """
 
     plans: int = 28
     first_operations: int = 500
-    joint: int = SHOWN
     deferred: int = SHOWN
 
 
@@ -266,8 +262,6 @@ class Why:
       axes: one story for each mesh axis of more than one device.
       alternatives: other types, each with its plan, cheapest first; types without a plan last.
       untried: number of types with another atom on one mesh axis that were not tried, to save time.
-      untried_pairs: number of types with other atoms on two mesh axes that were not tried, to save
-        time. Both atoms were tried one by one.
       conversions: of this value, most bytes first.
       output_names: names of the program's results.
       proved: whether the bound shows that no plan under the same policies and limits is cheaper.
@@ -287,7 +281,6 @@ class Why:
     axes: tuple[AxisStory, ...]
     alternatives: tuple[Alternative, ...]
     untried: int
-    untried_pairs: int
     conversions: tuple[ExplainedConversion, ...]
     output_names: tuple[str, ...]
     proved: bool
@@ -373,9 +366,6 @@ class _Inquiry:
         asked: list[Wanted] = [((k, None),) for k in axes if self.is_pinned(k)]
         asked += [(one,) for turn in turns for one in turn if one is not None]
         singles = {wanted: self.plan(wanted) for wanted in asked[: max(0, self.left)]}
-        pairs = self.pairs(codes, singles)
-        most = max(0, min(self.limits.joint, self.left))
-        every = (*singles.values(), *(self.plan(wanted) for wanted in pairs[:most]))
         return Why(
             subject=subject,
             others=tuple((s, to_type(self.codes(s), self.program.mesh)) for s in others),
@@ -389,9 +379,8 @@ class _Inquiry:
             bytes_per_device=float(local_bytes(aval, codes, self.program.mesh.sizes)),
             cost=self.program.cost,
             axes=tuple(self.story(k, codes, present[0], singles) for k in axes),
-            alternatives=tuple(sorted(every, key=_by_cost)),
+            alternatives=tuple(sorted(singles.values(), key=_by_cost)),
             untried=len(asked) - len(singles),
-            untried_pairs=max(0, len(pairs) - most),
             conversions=tuple(
                 self.explain_conversion(group, tried=number < deferred)
                 for number, group in enumerate(groups)
@@ -477,36 +466,6 @@ class _Inquiry:
         monoids = () if self.is_boundary else sorted(self.program.request.native.get(value, ()))
         partial = [-1 - MONOIDS.index(m) for m in monoids]
         return [c for c in (0, *partial, *splits) if c != current]
-
-    def pairs(self, codes: Codes, singles: Mapping[Wanted, Alternative]) -> list[Wanted]:
-        """Types with other atoms on two mesh axes, of which each has a plan on its own; those that
-        are cheapest one by one first.
-
-        Arguments:
-          codes: the type in the plan.
-          singles: the plans with another atom on one mesh axis.
-        """
-        seen = {a.type for a in singles.values()}
-        shape = tuple(self.program.request.graph.avals[self.subject.values[0]].shape)
-        seconds = {
-            (k, c): a.cost.seconds
-            for ((k, c),), a in singles.items()
-            if c is not None and a.cost is not None
-        }
-        found: list[Wanted] = []
-        for pair in itertools.combinations(seconds, 2):
-            (k, a), (j, b) = sorted(pair)
-            t = tuple({k: a, j: b}.get(i, c) for i, c in enumerate(codes))
-            if k != j and self.is_type(shape, t) and to_type(t, self.program.mesh) not in seen:
-                found.append(((k, a), (j, b)))
-        return sorted(found, key=lambda pair: sum(seconds[k, c] for k, c in pair if c is not None))
-
-    def is_type(self, shape: tuple[int, ...], codes: Codes) -> bool:
-        """Whether a shape can have a type: its dims are long enough to split, and its partial atoms
-        have one monoid."""
-        too_short, monoids = needs_of(shape, (codes,), self.program.mesh.sizes)
-        is_held = not self.must_divide or is_even(shape, codes, self.program.mesh.sizes)
-        return is_held and not too_short and len(monoids) <= 1
 
     # ---- origins --------------------------------------------------------------------------------
 

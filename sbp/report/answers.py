@@ -251,8 +251,6 @@ def _alternatives(why: Why) -> Section:
         counted(dearer, "costlier type"): dearer > 0,
         f"{counted(why.untried, 'type')} not tried; plan.why(.., refine=True) tries"
         " more": why.untried,
-        f"{counted(why.untried_pairs, 'pair')} of types on two mesh axes not"
-        " tried": why.untried_pairs,
     }
     made = table(
         ("pinned", "type in that plan", ">sent per device", ">time", "difference"),

@@ -198,16 +198,6 @@ def plan():
     return planned("def f(x, w):\n    h = x @ w\n    return jnp.tanh(h)\n", [shape(64, 64)] * 2)
 
 
-def test_types_on_two_axes_that_were_not_tried_are_counted(plan):
-    every, text = answer(plan, "h", joint=100)
-    assert every.untried_pairs == 0 and "two mesh axes not tried" not in text
-    few, text = answer(plan, "h", joint=1)
-    assert few.untried_pairs == len([a for a in every.alternatives if len(a.wanted) == 2]) - 1
-    assert f"{few.untried_pairs} pairs of types on two mesh axes not tried" in " ".join(
-        text.split()
-    )
-
-
 def test_types_that_were_not_tried_are_counted(plan):
     found, text = answer(plan, "h", plans=2)
     assert len(found.alternatives) <= 2 and found.untried > 0

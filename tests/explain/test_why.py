@@ -239,7 +239,7 @@ def test_prices_are_those_of_the_annotated_source(name):
     source, h, args, in_types = PRICED[name]
     answer = planned(source.replace("{h}", h), args, in_types=in_types).why("h").why
     priced = [a for a in answer.alternatives if a.cost is not None]
-    assert {len(a.wanted) for a in priced} == {1, 2} and len(priced) >= 5
+    assert {len(a.wanted) for a in priced} == {1} and len(priced) >= 3
     for alternative in priced:
         there = planned(
             source.replace("{h}", annotated(h, alternative.wanted)), args, in_types=in_types
