@@ -9,6 +9,7 @@ import jax
 
 from sbp.errors import NEAR, ArgumentError, SbpError, nearest, refused
 from sbp.kinds import show
+from sbp.report.wording import without_number
 
 # ---- structures ---------------------------------------------------------------------------------
 # Structures of arguments and results. Nodes of the user's own classes are built with arrays only:
@@ -81,17 +82,15 @@ def fill(tree: Any, leaves: Sequence[Any], paths: Sequence[KeyPath], depth: int 
 
 
 def layer_paths(leaves: Iterable[Any], named: int) -> tuple[KeyPath, ...]:
-    """The paths of leaves with the positions in lists left out: those of one leaf in all layers are
-    equal.
+    """The paths of leaves with stars for the numbers of layers, which are positions in lists or the
+    ends of keys: those of one leaf in all layers are equal.
 
     Arguments:
       leaves: the leaves.
       named: the number of the first keys of their paths that stay.
     """
-    key = jax.tree_util.SequenceKey
     return tuple(
-        (*x.path[:named], *(key(0) if isinstance(k, key) else k for k in x.path[named:]))
-        for x in leaves
+        (*x.path[:named], *map(without_number, path_names(x.path[named:]))) for x in leaves
     )
 
 

@@ -19,9 +19,9 @@ from sbp.explain.pin_changes import PinChanges, Placed, insert_pins, set_pins, s
 from sbp.explain.relaxations import DEARER
 from sbp.infer.accumulation import allowing
 from sbp.infer.check import CheckResult
-from sbp.infer.constraints import ReadConstraint, is_convertible
+from sbp.infer.constraints import ReadConstraint
 from sbp.infer.request import Request
-from sbp.infer.space import Code, decode, encode
+from sbp.infer.space import Code, decode
 from sbp.limits import (
     POLICIES,
     Policy,
@@ -181,10 +181,7 @@ class Insertions(PinChanges):
         operands fit, then on values that enter the line."""
         node, names = self.node, self.fault.names
         if node.span == users_span(node):
-            rows = self.base.axis_rows(node, self.fault.position)
-            wanted = [wrong for wrong in map(self.misfits, rows) if wrong]
-            least = min(map(len, wanted), default=0)  # no more annotations than it takes
-            for wrong in (w for w in wanted if len(w) == least):
+            for wrong in self.nearest():
                 yield from self.insertion(
                     {node.inputs[i]: (names.read(node, i), c) for i, c in wrong.items()}
                 )
@@ -193,21 +190,6 @@ class Insertions(PinChanges):
             if name and reads(users_span(node), name):
                 for code in self.codes(value):
                     yield from self.insertion({value: (SourceRead(name), code)})
-
-    def misfits(self, row: Any) -> dict[int, Code]:
-        """The operands that do not fit a row, with the codes that the row takes of them; empty
-        where annotations cannot make it fit: with a partial value, or with two codes of one
-        value."""
-        policy = self.base.rules(self.node).policies[self.fault.position]
-        codes = {i: encode(row.ins[i]) for i in self.fault.made}
-        wrong = {
-            i: codes[i]
-            for i, made in self.fault.made.items()
-            if not any(is_convertible(code, codes[i], policy) for code in made)
-        }
-        each = {(self.node.inputs[i], c) for i, c in wrong.items()}
-        twice = len({value for value, _ in each}) < len(each)
-        return {} if twice or min(wrong.values(), default=0) < 0 else wrong
 
     def at_region(self) -> Iterator[Change]:
         """Annotations of the values that enter a loop or a branch."""
@@ -229,16 +211,21 @@ class Insertions(PinChanges):
     def entering(self) -> list[int]:
         """The values that bring the pinned types into the line, last ones first."""
         here, equations = users_span(self.node), reversed(self.fault.found.equations)
-        read = [c.value for c in equations if c.node and users_span(c.node) == here]
-        makers = {value: self.fault.names.maker(value) for value in read}
+        makers = {
+            c.value: self.fault.names.maker(c.value)
+            for c in equations
+            if c.node and users_span(c.node) == here
+        }
         return [v for v, maker in makers.items() if maker is None or users_span(maker) != here]
 
     def codes(self, value: int) -> list[Code]:
         """The codes that a value may be annotated with: B, and splits of a dim that divides. Under
         `jax.vmap` there are no splits, since the user does not see all dims."""
         n, shape = self.base.mesh.sizes[self.fault.position], self.base.graph.avals[value].shape
-        dims = () if self.node.is_batched else enumerate(shape)
-        return [0, *(1 + d for d, size in dims if size % n == 0)]
+        return [
+            0,
+            *(1 + d for d, size in enumerate(shape) if not (self.node.is_batched or size % n)),
+        ]
 
     def insertion(
         self, values: Mapping[Operand, tuple[SourceRead | None, Code]]
@@ -292,12 +279,10 @@ class Insertions(PinChanges):
         ]
         reader, maker = next((n for n in readers if value in n.inputs), None), names.maker(value)
         pinned = maker is not None and maker.op == annotate_p.name and maker.span
-        inline = pinned and pinned.line == line.line
-        hidden = code > 0 and self.node.is_batched  # dims that the user does not see
         if (
             reader is None
-            or inline
-            or hidden
+            or (pinned and pinned.line == line.line)
+            or (code > 0 and self.node.is_batched)  # dims that the user does not see
             or (read.variable and names.is_other(read.code, reader, value, line))
         ):
             return None
@@ -386,11 +371,9 @@ def looser_policies(request: Request, found: Blamed, position: int) -> Iterator[
     line = users_span(node) if node else None
     for policy in _looser_than(blamed):
         if origin != "region":
-            base, per_axis = policy, own
-            if origin == "axis":
-                each = own or (None,) * len(names)
-                base = request.boxing
-                per_axis = (*each[:position], policy, *each[position + 1 :])
+            each, is_whole = own or (None,) * len(names), origin == "program"
+            base = policy if is_whole else request.boxing
+            per_axis = own if is_whole else (*each[:position], policy, *each[position + 1 :])
             yield (
                 boxing_text(base, per_axis, names),
                 (OptionEdit(option="boxing", value=boxing_option(base, per_axis, names)),),
@@ -399,11 +382,11 @@ def looser_policies(request: Request, found: Blamed, position: int) -> Iterator[
         elif line and (region := under_policy(line, policy, names[position])):
             edits, runs = region
             # The statement, and everything called from it, is in a region of its own.
-            inside = functools.partial(_inside, policy_mark(policy, names[position]))
+            mark = policy_mark(policy, names[position])
             yield (
                 f'put line {line.line} under sbp.policy("{policy}", "{names[position]}")',
                 edits,
-                functools.partial(_rescoped, inside, runs),
+                functools.partial(_rescoped, f"{{}}/{mark}".format, runs),
             )
 
 
@@ -422,28 +405,29 @@ def looser_regions(request: Request, old: Policy, axis: str) -> Iterator[Looser]
         for node in request.graph.walk()
         if node.stack and any(p == old and a in ("", axis) for p, a in policies_in(node.scope))
     ]
-    files = dict.fromkeys(span.file for stack in stacks for span in stack)
     for new in _looser_than(old):
-        regions = [one for file in files for one in loosened_policies(file, old, new, axis)]
+        regions = [
+            one
+            for file in dict.fromkeys(span.file for stack in stacks for span in stack)
+            for one in loosened_policies(file, old, new, axis)
+        ]
         if regions and all(
             any(contains(body, span) for body, _ in regions for span in stack) for stack in stacks
         ):
-            scope = functools.partial(with_policy, old=old, new=new, axis=axis)
             yield (
                 f'write "{new}" instead of "{old}" on `{axis}` in every sbp.policy',
                 tuple(edit for _, edit in regions),
-                functools.partial(_rescoped, scope, lambda stack: True),
+                functools.partial(
+                    _rescoped,
+                    functools.partial(with_policy, old=old, new=new, axis=axis),
+                    lambda stack: True,
+                ),
             )
 
 
 def _looser_than(policy: Policy) -> tuple[Policy, ...]:
     """The policies that allow more than a policy, the nearest first."""
     return POLICIES[: POLICIES.index(policy)][::-1]
-
-
-def _inside(mark: str, scope: str) -> str:
-    """The scope with a mark inside of it."""
-    return f"{scope}/{mark}"
 
 
 def _rescoped(
@@ -560,7 +544,7 @@ def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
     base, gone = _base(fault)
     pins = Insertions(fault, base, node)
 
-    def attempt(changes: Iterator[Change], plans: int) -> Tried:
+    def attempt(changes: Iterable[Change], plans: int) -> Tried:
         return tried(
             changes,
             plans=plans,
@@ -568,16 +552,19 @@ def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
             screen=lambda one: diagnosis.may_hold(fault.axis, gone | one.without, one.assumed),
         )
 
-    # In a huge program a policy comes first: its one plan serves all faults.
-    large = limits.is_large(size)
+    # In a huge program the splits of other dims come first, then a policy: its one plan serves all
+    # faults.
+    large, changes = limits.is_large(size), [*pins.every()]
     huge = large and most <= SHOWN
-    policies = _by_policy(fault, base, most) if huge else []
-    tries = [attempt(pins.every(), 0 if any(t.accepted for t in policies) else most)]
+    splits = [one for one in changes if huge and one.kind == "pin"]
+    tries = [attempt(splits, most), *(_by_policy(fault, base, most) if huge else ())]
+    rest = (one for one in changes if one not in splits)
+    tries.append(attempt(rest, 0 if any(t.accepted for t in tries) else most))
     if not huge:
-        policies = _by_policy(fault, base, 0 if large and tries[0].accepted else most)
-    if not any(one.kind in ("pin", "other pin", "drop") for one, _ in tries[0].accepted):
+        tries += _by_policy(fault, base, 0 if large and tries[-1].accepted else most)
+    kinds = {one.kind for t in tries for one, _ in t.accepted}
+    if kinds.isdisjoint(("pin", "other pin", "drop")):
         tries.append(attempt(pins.pairs(), 0 if large else most))
-    tries += policies
     found = [_rank(fault, node, one) for t in tries for one in t.accepted]
     shown = choose(found, limits.shown)
     return FoundHelps(
@@ -648,11 +635,12 @@ def _rank(fault: BlamedFault, node: Node, accepted: Accepted) -> RankedHelp:
     kind, several, is_policy = one.kind, len(fault.diagnosis.groups) > 1, one.kind == "policy"
     if kind == "pin" and _splits_twice(one, program):
         kind = "pair" if len(one.pinned) > 1 else "other pin"
-    more = "" if is_policy else _became(fault, node, program)
-    whole = one.instead is None if is_policy else not several
-    return RankedHelp(
-        one.help(program, more=more, clears_all_errors=whole), kind, program.cost.seconds
+    help_ = one.help(
+        program,
+        more="" if is_policy else _became(fault, node, program),
+        clears_all_errors=one.instead is None if is_policy else not several,
     )
+    return RankedHelp(help_, kind, program.cost.seconds)
 
 
 def _became(fault: BlamedFault, node: Node, program: Program) -> str:

@@ -3,7 +3,7 @@
 import ast
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jax import lax
@@ -155,6 +155,16 @@ class Names(Dataflow):
             return self.graph.input_names[self.inputs[operand]]
         maker = self.maker(operand)
         return "" if maker is None or maker.in_gradient else expression_at(maker.span)[1]
+
+    def preimages(self, operand: Operand, code: Code) -> Iterator[tuple[Operand, Code]]:
+        """A value with a code, and those that casts, other elementwise operators of one operand,
+        and transposes make it of, with the codes that they have then."""
+        yield operand, code
+        maker = self.maker(operand)
+        moves = maker is not None and maker.op == lax.transpose_p.name
+        if maker and len(maker.inputs) == 1 and (moves or traits_of(maker.op).elementwise):
+            dims = maker.params.get("permutation", range(code))
+            yield from self.preimages(maker.inputs[0], 1 + dims[code - 1] if code > 0 else code)
 
     def operand(self, node: Node, number: int) -> str:
         """The name of an operand where it is read; empty when the user has none for it."""

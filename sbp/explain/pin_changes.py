@@ -14,7 +14,13 @@ from sbp.errors import Edit, OptionEdit, SourceEdit
 from sbp.explain.change import BlamedFault, Change
 from sbp.explain.names import Names, behind_vmap, pinned_text, pinned_value
 from sbp.explain.subjects import Subject, kind_of
-from sbp.infer.constraints import PinConstraint, PinSite, ReadConstraint, pin_sites
+from sbp.infer.constraints import (
+    PinConstraint,
+    PinSite,
+    ReadConstraint,
+    is_convertible,
+    pin_sites,
+)
 from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
@@ -428,13 +434,49 @@ class PinChanges:
         return [(pin, site) for pin in pins if (site := site_in(self.base, pin.site)) is not None]
 
     def moved(self) -> Iterator[Change]:
-        """Pins that ask another atom on the mesh axis."""
-        for pin, site in self.sites_of(self.fault.found.pins):
-            others = self.alike(site)
-            for move in self.moves(pin, site):
-                one = self.repinned([move])
-                every = self.repinned([move], others, one) if others else None
-                yield from (change for change in (one, every) if change is not None)
+        """Pins that ask another atom on the mesh axis, first the atoms that the nearest rows of the
+        operator take."""
+        graph, names = self.fault.request.graph, self.fault.names
+        nearest = {
+            source
+            for wrong in self.nearest()
+            for i, code in wrong.items()
+            for source in names.preimages(self.node.inputs[i], code)
+        }
+
+        def is_far(move: Move) -> bool:
+            pinned = pinned_value(graph, move[1]), *(n.outputs[0] for n in move[1].nodes)
+            return nearest.isdisjoint((value, move[2]) for value in pinned)
+
+        moves = (m for each in self.sites_of(self.fault.found.pins) for m in self.moves(*each))
+        for move in sorted(moves, key=is_far):
+            one, others = self.repinned([move]), self.alike(move[1])
+            every = self.repinned([move], others, one) if others else None
+            yield from (change for change in (one, every) if change is not None)
+
+    def nearest(self) -> list[dict[int, Code]]:
+        """The operands that do not fit the nearest rows of the operator, with the codes that the
+        rows take of them: no more operands than it takes."""
+        rows = () if self.node.regions else self.base.axis_rows(self.node, self.fault.position)
+        wanted = [wrong for wrong in map(self.misfits, rows) if wrong]
+        return [w for w in wanted if len(w) == min(map(len, wanted))]
+
+    def misfits(self, row: Any) -> dict[int, Code]:
+        """The operands that do not fit a row, with the codes that the row takes of them; empty
+        where annotations cannot make it fit: with a partial value, or with two codes of one
+        value."""
+        policy = self.base.rules(self.node).policies[self.fault.position]
+        codes = {i: encode(row.ins[i]) for i in self.fault.made}
+        wrong = {
+            i: codes[i]
+            for i, made in self.fault.made.items()
+            if not any(is_convertible(code, codes[i], policy) for code in made)
+        }
+        twice = any(
+            self.node.inputs[i] == self.node.inputs[k] and wrong[i] != wrong[k]
+            for i, k in itertools.combinations(wrong, 2)
+        )
+        return {} if twice or min(wrong.values(), default=0) < 0 else wrong
 
     def moves(self, pin: PinConstraint, site: PinSite) -> Iterator[Move]:
         """The other codes that a pin may ask: splits of dims that divide, B, and P where the value
@@ -524,11 +566,12 @@ class PinChanges:
         """The other pins of `in_types` or `out_types` that ask the same of the same leaf of another
         layer: only positions in lists differ in their paths."""
         demand = self.base.demand
-        alike = demand.alike(site.source, site.position) if site.source != "annotation" else ()
+        side = "input" if site.is_input else "output"
+        alike = demand.alike(side, site.position) if site.position >= 0 else ()
         return [
             s
             for s in pin_sites(self.base)
-            if s.source == site.source
+            if s.is_input == site.is_input
             and s.position in alike
             and s.position != site.position
             and s.codes == site.codes
@@ -622,10 +665,12 @@ def repinned(request: Request, site: PinSite, codes: tuple[Code | None, ...]) ->
       site: the pin.
       codes: for each mesh axis what it asks; None leaves the axis free.
     """
-    asked, name = pinned_text(site, request.mesh, codes), Names(request.graph).site(site)
     wanted = {k: c for k, c in enumerate(codes) if c != site.codes[k]}
     return Change(
-        text=f"pin {name} to {asked} {place_of(site)}",
+        text=(
+            f"pin {Names(request.graph).site(site)} to {pinned_text(site, request.mesh, codes)}"
+            f" {place_of(site)}"
+        ),
         edits=edits_of(request, site, wanted),
         make=functools.partial(set_pins, request, [(site, wanted)]),
     )

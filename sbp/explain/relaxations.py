@@ -419,11 +419,12 @@ def _remat(least: Program) -> Iterator[Help]:
     request = replace(least.request, remat="auto")
     found = best_program(request) if least.request.remat == "never" else None
     if found is not None:
-        text = (
+        yield help_with_price(
             f'remat="auto": the backward pass runs {recomputed_lines(found.graph)} again, as with'
-            " jax.checkpoint"
+            " jax.checkpoint",
+            (OptionEdit(option="remat", value="auto"),),
+            found,
         )
-        yield help_with_price(text, (OptionEdit(option="remat", value="auto"),), found)
 
 
 def _line(names: Names, value: int) -> Span | None:

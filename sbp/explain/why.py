@@ -127,9 +127,9 @@ def plan_deferred(request: Request, group: "Group", need: ConversionNeed) -> Pro
     places = dict.fromkeys(reads if need.is_read else [returned])
     held = [EndCondition(at=at, codes=codes, differs=is_row) for at in places]
     present = {n.id for n in request.graph.walk()}
-    if any(h.at[1] not in present for h in held):
-        return Refusal("elsewhere", request)  # in the program since conversions were shared
-    program = PlanSearch(request, conditions=held).cheapest()
+    # Others are in the program since conversions were shared.
+    known = all(h.at[1] in present for h in held)
+    program = PlanSearch(request, conditions=held).cheapest() if known else None
     if program is None:
         return Refusal("elsewhere", request)
     return program if program.fits else Refusal("memory", request)

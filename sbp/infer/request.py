@@ -243,8 +243,8 @@ class Demand:
       sources: for each input, what asks the type; empty for "in_types" everywhere.
       padded_inputs, padded_outputs: positions of what is held padded between calls, so that its
         splits need not divide.
-      layers: for inputs and for outputs, of each its path with the positions in lists left out:
-        the leaves of all layers of a model have one such path. Empty where paths are not known.
+      layers: for inputs and for outputs, of each its path without the numbers of layers: the leaves
+        of all layers of a model have one such path. Empty where paths are not known.
     """
 
     inputs: tuple[tuple[int | None, ...] | None, ...]

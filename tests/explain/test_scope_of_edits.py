@@ -248,18 +248,26 @@ def test_a_sum_in_a_loop_stays_partial_under_a_budget():
     assert "P(sum) on `d`" in found[0].text and found[-1].text.startswith("allow ")
 
 
-def test_one_leaf_of_all_layers_changes_at_once():
+@pytest.mark.parametrize("keys", [(0, 1, 2), ("layer_0", "layer_1", "layer_2"), None])
+def test_one_leaf_of_all_layers_changes_at_once(keys):
+    """In a huge program too, whose limit leaves out most changes."""
+
     def mlp(blocks, x):
-        for p in blocks:
-            x = jax.nn.relu(x @ p["up"]) @ p["down"]
+        for p in jax.tree.leaves(blocks, is_leaf=lambda t: "a" in t):
+            x = jax.nn.relu(x @ p["a"]) @ jnp.sin(p["b"])
         return x
 
-    blocks = [{"up": WIDE, "down": WIDE}] * 3
-    types = {"*/up": "d:S(1)", "*/down": "d:S(1)"}
-    first = helps(mlp, blocks, WIDE, in_types=(types, "B"), boxing="reduce")[0]
-    assert "and 2 more like it" in first.text
-    edits = [e for e in first.edits if isinstance(e, OptionEdit)]
-    assert [(e.position, e.value) for e in edits] == [(0, "d:S(0)"), (2, "d:S(0)"), (4, "d:S(0)")]
+    layers = [{"a": WIDE, "b": WIDE}] * 3
+    blocks = dict(zip(keys, layers, strict=True)) if keys else layers
+    types = {"*/a": "d:S(1)", "*/b": "d:S(1)"}
+    traced = sbp.jit(mlp, LINE, in_types=(types, "B"), boxing="reduce").trace(blocks, WIDE)
+    for work in (6000, 1):
+        (found,) = explain(traced.request, limits=DiagnosisLimits(work=work))
+        first = found.helps[0]
+        assert first.text.startswith(f"split blocks[{(keys or (0,))[0]!r}]['b'] on dim 0")
+        assert "and 2 more like it" in first.text
+        edits = [(e.position, e.value) for e in first.edits if isinstance(e, OptionEdit)]
+        assert edits == [(1, "d:S(0)"), (3, "d:S(0)"), (5, "d:S(0)")]
 
 
 def wrong_pin(w, v, x):
