@@ -173,8 +173,8 @@ def _explain(console: Console, name: str) -> None:
     elif (concept := concept_named(name)) is not None:
         also = f"also called: {', '.join(concept.also)}" if concept.also else ""
         see = f"see: {', '.join(f'`sbp explain {n}`' for n in concept.see)}"
-        parts = tuple(text for text in (concept.text, also, see) if text)
-        console.print(Shown(page=Page(title=concept.name, parts=parts)), soft_wrap=True)
+        page = Page(title=concept.name, parts=tuple(filter(None, (concept.text, also, see))))
+        console.print(Shown(page=page), soft_wrap=True)
     else:
         near = get_close_matches(name, (*CODES, *CONCEPT_WORDS), n=1, cutoff=0.5)
         meant = concept_named(near[0]) if near else None

@@ -694,7 +694,6 @@ def warn(code: str, subject: str, text: str, *, span: Span | None = None) -> Non
       span: the user's line. A warning names it behind the subject; a report has a label there.
     """
     labels = (Label(span=span, text="", primary=True),) if span else ()
-    title = f"{subject} {text}"
-    note(Diagnostic(code=code, severity="warning", title=title, labels=labels))
+    note(Diagnostic(code=code, severity="warning", title=f"{subject} {text}", labels=labels))
     where = f" at {span}" if span else ""
     warnings.warn(f"{code}: {subject}{where} {text}", SbpWarning, stacklevel=users_stacklevel())

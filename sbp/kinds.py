@@ -217,8 +217,10 @@ def public(function: Callable[Params, Result]) -> Callable[Params, Result]:
         try:
             return function(*args, **kwargs)
         except SbpError as error:
-            cause = error.__cause__
-            told = cause if cause and users_traceback(cause) else None
+            cause, notes = error.__cause__, getattr(error, "__notes__", ())
+            error.__notes__ = [note for note in notes if "JAX has removed its" not in note]
+            frames = users_traceback(cause) if cause else None
+            told = cause.with_traceback(frames) if cause and frames else None
             raise error.with_traceback(users_traceback(error)) from told
 
     return called
@@ -452,8 +454,9 @@ def _flattened(flatten: Callable[..., Any], tree: Any, what: str, is_leaf: IsLea
 
 def _metadata(tree: Any) -> list[Any]:
     """What the nodes of a tree have besides their children. JAX compares it with `==`."""
-    own = jax.tree.leaves(tree.node_data() or ())
-    return own + [x for child in tree.children() for x in _metadata(child)]
+    return jax.tree.leaves(tree.node_data() or ()) + [
+        x for child in tree.children() for x in _metadata(child)
+    ]
 
 
 _DEEPEST = 500

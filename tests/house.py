@@ -234,6 +234,7 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
 PATTERNS: Mapping[str, str] = {
     "sbp/_jax.py": "messages and frame names of JAX",
     "sbp/explain/subjects.py": "what users ask about, such as `gradient of line 12`",
+    "sbp/handwritten/arguments.py": "messages of JAX about `in_specs` and `out_specs`",
     "sbp/limits.py": "policy marks in a name that `jax.checkpoint` keeps",
     "sbp/plan/saved.py": "the text form of a plan",
     "sbp/signatures/custom.py": "names that users register",

@@ -40,8 +40,8 @@ from sbp.errors import (
     users_stacklevel,
     warn,
 )
+from sbp.handwritten.arguments import check_mesh, trace_program
 from sbp.handwritten.check import coverage, diagnostics_of
-from sbp.handwritten.emulation import check_mesh, trace_program
 from sbp.handwritten.one_device import compared_runs
 from sbp.handwritten.region import is_tracing
 from sbp.kinds import (
@@ -595,8 +595,9 @@ def check_shard_map(
       results differ from one device, with the bytes that the edited regions send.
 
     Raises:
-      SbpError: `bad-argument` for another kind of mesh, one that is not the program's, and a
-      program without a `shard_map`. Whatever `fn` raises while it is traced, unchanged.
+      SbpError: `bad-argument` for another kind of mesh, one that is not the program's, a program
+      without a `shard_map`, and arguments without the shardings that Explicit axes need;
+      `unknown-axis` for an axis that the mesh lacks. Other errors that `fn` raises, unchanged.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax.sharding import AxisType, PartitionSpec

@@ -1,17 +1,141 @@
-"""Values with which a checked program runs: its own arguments where these are arrays, and random
-ones elsewhere."""
+"""The arguments of a checked program: its trace on their shapes, and the values with which it runs:
+its own arguments where these are arrays, and random ones elsewhere."""
 
-from collections.abc import Sequence
+import ast
+import inspect
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from sbp import _jax
+from sbp.errors import SbpError, Span, position_text, refused
 from sbp.handwritten.emulation import atom_of, regions_of
+from sbp.kinds import check_alive, leaves_of, returning_arrays, takes_no_such_call
+from sbp.machine.mesh import MeshSpec, known_axes, mesh_spec
+from sbp.source.reader import in_library, name_called, parsed_file, point, span_of
+from sbp.trace.build import body_graph
+from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import Graph
 from sbp.types import Split
+
+# ---- traces -------------------------------------------------------------------------------------
+
+
+def trace_program(
+    fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | AbstractMesh
+) -> Graph:
+    """The program on abstract arguments. Dead code stays, since the divisions in the forward part
+    tell which operations of a gradient are divisions."""
+    leaves, structure = leaves_of(args, "sbp.check_shard_map")
+    shapes, spec = [_abstract(x) for x in leaves], mesh_spec(mesh)
+
+    def flat(*values: Any) -> Any:
+        try:
+            with known_axes(spec, AssertionError, NameError, ValueError):
+                return returning_arrays(fn)(*jax.tree.unflatten(structure, values))
+        except (NameError, TypeError, ValueError) as error:
+            if not (said := _refusal(error)):
+                raise
+            made = refused(said, error, code=getattr(error, "code", "bad-argument"))
+            raise made.at(_jax.raising_span(error) or shard_map_span(fn)) from error
+
+    try:
+        return body_graph(jax.make_jaxpr(flat)(*shapes))
+    except ValueError as error:
+        if "context mesh cannot be empty" not in str(error):
+            raise
+    # A shard_map without a mesh of its own.
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        return body_graph(jax.make_jaxpr(flat)(*shapes))
+
+
+def _refusal(error: Exception) -> str:
+    """Why a program cannot be traced, and what to change; empty for errors of the user's own."""
+    match error:
+        case SbpError(span=None):
+            spec = re.search(r"(\w+_specs\S*) refers to", str(error.__cause__))
+            return f"{spec[1]}: {error.message}" if spec else ""
+        case NameError() if axis := _jax.unbound_axis(error):
+            return (
+                f"a collective over mesh axis {axis!r} is outside of jax.shard_map; pass"
+                " jax.shard_map(f, mesh=mesh, in_specs=.., out_specs=..)"
+            )
+        case TypeError() if takes_no_such_call(error):
+            return f"the program was called wrongly: {error}"
+        case ValueError() if found := re.search(r"in_specs passed .*?: (.*?)\. ", str(error)):
+            return (
+                f"on Explicit axes, arguments need the shardings of in_specs, but {found[1]}; use"
+                " jax.device_put or ShapeDtypeStruct(.., sharding=..), or a mesh of sbp.make_mesh"
+            )
+        case _:
+            return ""
+
+
+def _abstract(x: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(getattr(x, "shape", None), tuple) and hasattr(x, "dtype"):
+        check_alive(x, "sbp.check_shard_map: an argument")
+        sharding = getattr(x, "sharding", None)
+        explicit = (
+            isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
+        )
+        # JAX 0.12 warns of a struct of 64 bits where a call of the function would not.
+        dtype = x.dtype if _jax.is_extended(x.dtype) else jax.dtypes.canonicalize_dtype(x.dtype)
+        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding if explicit else None)
+    if isinstance(x, bool | int | float | complex):
+        dtype = np.asarray(x).dtype
+        if dtype.kind != "O":  # as for whole numbers of more than 64 bits
+            return jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(dtype), weak_type=True)
+    raise refused(
+        f"sbp.check_shard_map takes arrays and jax.ShapeDtypeStructs, got {type(x).__name__}; pass"
+        " other values with functools.partial or a closure",
+        TypeError,
+    )
+
+
+def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
+    """Checks that a program has regions, over a given mesh.
+
+    Raises:
+      SbpError: `bad-argument` when there is none, or one over another mesh.
+    """
+    every = [*regions_of(graph)]
+    if not every:
+        raise SbpError(
+            "the function does not call jax.shard_map, so there is nothing to check; for other"
+            " functions, use sbp.jit(f, mesh).check(..)"
+        )
+    for node in every:
+        given = {str(k): int(n) for k, n in node.params["mesh"].shape.items()}
+        if given != dict(mesh.axes):
+            where = f" at {position_text(node.span.file, node.span.line)}" if node.span else ""
+            own = " ".join(f"{k}={n}" for k, n in given.items())
+            raise SbpError(
+                f"the shard_map{where} uses the mesh {own}, but mesh= has {mesh}; pass the mesh of"
+                " the shard_map"
+            )
+
+
+def shard_map_span(fn: Callable[..., Any]) -> Span | None:
+    """Where the user makes a function that `jax.shard_map` maps: the only call of `shard_map` that
+    names it, or else the line of the function; None for a callable without a line."""
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    if code is None or in_library(code.co_filename):
+        return None
+    calls = [
+        span_of(part, code.co_filename)
+        for part in ast.walk(parsed_file(code.co_filename).tree)
+        if isinstance(part, ast.Call) and name_called(part) == SHARD_MAP and part.args
+        if ast.unparse(part.args[0]) == code.co_name
+    ]
+    return calls[0] if len(calls) == 1 else point(code.co_filename, code.co_firstlineno, 1)
+
+
+# ---- values -------------------------------------------------------------------------------------
 
 
 def positive(x: Any) -> Any:
@@ -82,8 +206,9 @@ def _value(x: Any, draw: np.random.Generator, seed: int, spread: bool) -> Any:
             return draw.random(x.shape) < 0.5
         return draw.permutation(x.ravel()).reshape(x.shape) if seed and not is_sorted(x) else x
     if _jax.is_extended(x.dtype):
-        words = draw.integers(0, 2**32, (*x.shape, *_jax.key_shape(x.dtype)), np.uint32)
-        return _jax.wrap_key(words, x.dtype)
+        return _jax.wrap_key(
+            draw.integers(0, 2**32, (*x.shape, *_jax.key_shape(x.dtype)), np.uint32), x.dtype
+        )
     if not is_guessed(x):
         return draw.standard_normal(x.shape).astype(x.dtype)
     if x.dtype == np.bool_ or x.shape:

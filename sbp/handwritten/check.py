@@ -401,10 +401,9 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
         found |= {finding.key: finding for finding in wrong}
     # A collective that mixes up the dims of a value does so on other mesh axes as well.
     placed = {f.fault.node.id for f in found.values() if f.fault.kind != "local"}
-    findings = (
+    return tuple(
         f for f in found.values() if f.fault.kind != "local" or f.fault.node.id not in placed
-    )
-    return tuple(findings), ends
+    ), ends
 
 
 # ---- helps --------------------------------------------------------------------------------------
@@ -551,8 +550,10 @@ def _together(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
         labels = {x.span: x for x in first.labels}
         for label in (x for d in rest for x in d.labels):
             labels.setdefault(label.span, replace(label, primary=False))
-        titles = dict.fromkeys(d.title for d in rest if d.title != first.title)
-        notes = (f"the help also mends this: {title}" for title in titles)
+        notes = (
+            f"the help also mends this: {title}"
+            for title in dict.fromkeys(d.title for d in rest if d.title != first.title)
+        )
         said.append(replace(first, labels=tuple(labels.values()), notes=(*first.notes, *notes)))
     return said
 

@@ -182,8 +182,12 @@ def _factor(
     pairs = [(x, y) for x in _wholes(parts, axes) for y in values.get(x.shape, ())]
     if any(not differ(x, y) for x, y in pairs):
         return 1.0
-    several = jnp.issubdtype(parts.dtype, jnp.inexact) and np.ptp(abs(parts)) > 0
-    found = (factor_of(x, y) for x, y in (pairs if several else ()))
+    found = (
+        factor_of(x, y)
+        for x, y in (
+            pairs if (jnp.issubdtype(parts.dtype, jnp.inexact) and np.ptp(abs(parts)) > 0) else ()
+        )
+    )
     nice = (k for k in found if k and abs(max(k, 1 / k) % 1) < TOLERANCE)
     return next(nice, None)
 

@@ -13,13 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from sbp import _jax
 from sbp.annotations import as_type
-from sbp.errors import SbpError, position_text, refused
-from sbp.kinds import check_alive, leaves_of, returning_arrays, takes_no_such_call
-from sbp.machine.mesh import MeshSpec, known_axes, mesh_spec
+from sbp.errors import SbpError
 from sbp.signatures import traits_of
 from sbp.signatures.kernels.shards import reduce_dims
 from sbp.signatures.laws.oracle import permute_batches
@@ -46,8 +43,13 @@ from sbp.types import Atom, B, NdSbp, Split, Unreduced
 def outs_of(region: Node) -> str:
     """The argument that states the types of a region's results. A region without results and
     operands is a `jax.shard_map`."""
-    stated = (*region.params["in_specs"], *region.params["out_specs"])
-    return "out_types" if any(isinstance(s, NdSbp) for s in stated) else "out_specs"
+    return (
+        "out_types"
+        if any(
+            isinstance(s, NdSbp) for s in (*region.params["in_specs"], *region.params["out_specs"])
+        )
+        else "out_specs"
+    )
 
 
 def function_of(region: Node) -> str:
@@ -94,8 +96,12 @@ def without(spec: Any, mesh_axis: str) -> Any:
     """
     if isinstance(spec, NdSbp):
         return NdSbp({name: atom for name, atom in spec.items() if name != mesh_axis})
-    entries = (tuple(a for a in _axes(entry) if a != mesh_axis) for entry in spec)
-    return type(spec)(*(kept or None for kept in entries))
+    return type(spec)(
+        *(
+            kept or None
+            for kept in (tuple(a for a in _axes(entry) if a != mesh_axis) for entry in spec)
+        )
+    )
 
 
 def _axes(entry: Any) -> tuple[Any, ...]:
@@ -147,8 +153,13 @@ def with_folded(graph: Graph, mesh_axis: str, size: int) -> Graph:
     nodes = list[Node]()
     for node in graph.nodes:
         made = with_graphs(node, [with_folded(g, mesh_axis, size) for g in inner_graphs(node)])
-        folded = {"folded": {mesh_axis: size}} if node.op == SHARD_MAP else {}
-        nodes.append(replace(made, params=made.params | folded))
+        nodes.append(
+            replace(
+                made,
+                params=made.params
+                | ({"folded": {mesh_axis: size}} if node.op == SHARD_MAP else {}),
+            )
+        )
     return replace(graph, nodes=tuple(nodes))
 
 
@@ -252,80 +263,6 @@ def differ(got: np.ndarray, want: np.ndarray) -> bool:
     return not bool((near | ~(np.isfinite(want) | np.isfinite(got))).all())
 
 
-# ---- traces -------------------------------------------------------------------------------------
-
-
-def trace_program(
-    fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | AbstractMesh
-) -> Graph:
-    """The program on abstract arguments. Dead code stays, since the divisions in the forward part
-    tell which operations of a gradient are divisions."""
-    leaves, structure = leaves_of(args, "sbp.check_shard_map")
-    shapes, spec = [_abstract(x) for x in leaves], mesh_spec(mesh)
-
-    def flat(*values: Any) -> Any:
-        try:
-            with known_axes(spec, AssertionError, NameError, ValueError):
-                return returning_arrays(fn)(*jax.tree.unflatten(structure, values))
-        except TypeError as error:
-            if takes_no_such_call(error):
-                raise refused(f"the program was called wrongly: {error}", error) from error
-            raise
-
-    try:
-        return body_graph(jax.make_jaxpr(flat)(*shapes))
-    except ValueError as error:
-        if "context mesh cannot be empty" not in str(error):
-            raise
-    # A shard_map without a mesh of its own.
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        return body_graph(jax.make_jaxpr(flat)(*shapes))
-
-
-def _abstract(x: Any) -> jax.ShapeDtypeStruct:
-    if isinstance(getattr(x, "shape", None), tuple) and hasattr(x, "dtype"):
-        check_alive(x, "sbp.check_shard_map: an argument")
-        sharding = getattr(x, "sharding", None)
-        explicit = (
-            isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
-        )
-        # JAX 0.12 warns of a struct of 64 bits where a call of the function would not.
-        dtype = x.dtype if _jax.is_extended(x.dtype) else jax.dtypes.canonicalize_dtype(x.dtype)
-        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding if explicit else None)
-    if isinstance(x, bool | int | float | complex):
-        dtype = np.asarray(x).dtype
-        if dtype.kind != "O":  # as for whole numbers of more than 64 bits
-            return jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(dtype), weak_type=True)
-    raise refused(
-        f"sbp.check_shard_map takes arrays and jax.ShapeDtypeStructs, got {type(x).__name__}; pass"
-        " other values with functools.partial or a closure",
-        TypeError,
-    )
-
-
-def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
-    """Checks that a program has regions, over a given mesh.
-
-    Raises:
-      SbpError: `bad-argument` when there is none, or one over another mesh.
-    """
-    every = [*regions_of(graph)]
-    if not every:
-        raise SbpError(
-            "the function does not call jax.shard_map, so there is nothing to check; for other"
-            " functions, use sbp.jit(f, mesh).check(..)"
-        )
-    for node in every:
-        given = {str(k): int(n) for k, n in node.params["mesh"].shape.items()}
-        if given != dict(mesh.axes):
-            where = f" at {position_text(node.span.file, node.span.line)}" if node.span else ""
-            own = " ".join(f"{k}={n}" for k, n in given.items())
-            raise SbpError(
-                f"the shard_map{where} uses the mesh {own}, but mesh= has {mesh}; pass the mesh of"
-                " the shard_map"
-            )
-
-
 # ---- runs ---------------------------------------------------------------------------------------
 
 
@@ -374,8 +311,9 @@ def program_run(graph: Graph, *, every: bool = False) -> Callable[[Sequence[Any]
     def whole(*inputs: Any) -> Any:
         values = dict[int, Any]()
         outs = _record(graph, inputs, 0 if has_regions else 1, values)
-        kept = {v: plain(y) for v, y in values.items() if every or v in returned}
-        return [plain(y) for y in outs], kept
+        return [plain(y) for y in outs], {
+            v: plain(y) for v, y in values.items() if every or v in returned
+        }
 
     compiled: list[Any] = []
 
@@ -387,8 +325,9 @@ def program_run(graph: Graph, *, every: bool = False) -> Callable[[Sequence[Any]
                 compiled.append(jax.jit(whole).lower(*args).compile(_QUICKLY))
             with jax.ensure_compile_time_eval():
                 outs, values = jax.device_get(compiled[0](*args))
-        arrays = {v: np.asarray(y) for v, y in values.items()}
-        return Ran(graph, list(map(np.asarray, outs)), arrays)
+        return Ran(
+            graph, list(map(np.asarray, outs)), {v: np.asarray(y) for v, y in values.items()}
+        )
 
     return run
 
@@ -477,8 +416,7 @@ def _scan(node: Node, args: Sequence[Any], axes: int, found: dict[int, Any]) -> 
 
 
 def _wide_dtype(dtype: Any) -> Any:
-    is_complex = jnp.issubdtype(dtype, np.complexfloating)
-    wide = np.dtype(np.complex128 if is_complex else np.float64)
+    wide = np.dtype(np.complex128 if jnp.issubdtype(dtype, np.complexfloating) else np.float64)
     return wide if jnp.issubdtype(dtype, np.inexact) else dtype
 
 
@@ -499,8 +437,11 @@ def _run_wide(graph: Graph, node: Node, ins: list[Any]) -> list[Any]:
         outs = run_node(replace(node, params=params), ins, _VMAP_RULES)
         if all(y.dtype == _wide_dtype(a.dtype) for y, a in zip(outs, avals, strict=True)):
             return outs
-    own = [jnp.asarray(x, graph.aval(o).dtype) for x, o in zip(ins, node.inputs, strict=True)]
-    return run_node(node, own, _VMAP_RULES)
+    return run_node(
+        node,
+        [jnp.asarray(x, graph.aval(o).dtype) for x, o in zip(ins, node.inputs, strict=True)],
+        _VMAP_RULES,
+    )
 
 
 def _wide_jaxpr(jaxpr: Any) -> Any:
@@ -622,8 +563,9 @@ def _join(y: Any, spec: Any, sizes: dict[str, int]) -> Any:
         elif atom == B:
             y = y[(slice(None),) * i + (0,)]
     dims = list(enumerate(by_dim, len(left)))
-    shape = [y.shape[d] * _count(axes, sizes) for d, axes in dims]
-    return y.transpose([i for d, axes in dims for i in (*map(left.index, axes), d)]).reshape(shape)
+    return y.transpose([i for d, axes in dims for i in (*map(left.index, axes), d)]).reshape(
+        [y.shape[d] * _count(axes, sizes) for d, axes in dims]
+    )
 
 
 def _count(axes: Iterable[str], sizes: Mapping[str, int]) -> int:

@@ -542,15 +542,21 @@ def _zero(ran: Ran) -> tuple[int, ...]:
 
 def _differing(got: Ran, want: Ran) -> tuple[int, ...]:
     """Positions of results that differ between two runs."""
-    pairs = enumerate(zip(got.results, want.results, strict=True))
-    return tuple(i for i, (x, y) in pairs if x.shape != y.shape or differ(x, y))
+    return tuple(
+        i
+        for i, (x, y) in enumerate(zip(got.results, want.results, strict=True))
+        if x.shape != y.shape or differ(x, y)
+    )
 
 
 def permutations(graph: Graph, name: str) -> list[list[tuple[Any, ...]]]:
     """The pairs with which regions send values along a mesh axis from device to device; also with
     the two devices of each pair exchanged."""
-    over = (n for n in bodies(graph) if KINDS.get(n.op) == "permute" and name in names_of(n))
-    sent = [[tuple(map(int, pair)) for pair in n.params["perm"]] for n in over]
+    sent = [
+        [tuple(map(int, pair)) for pair in n.params["perm"]]
+        for n in bodies(graph)
+        if KINDS.get(n.op) == "permute" and name in names_of(n)
+    ]
     return sent + [[pair[::-1] for pair in pairs] for pairs in sent]
 
 

@@ -145,8 +145,10 @@ class _Editor:
                 continue
             params: dict[str, Any] = node.params | ({} if axes is None else {"axes": axes})
             if node.op == SHARD_MAP:
-                outs = enumerate(params["out_specs"])
-                specs = tuple(edit.stated.get((node.id, i), spec) for i, spec in outs)
+                specs = tuple(
+                    edit.stated.get((node.id, i), spec)
+                    for i, spec in enumerate(params["out_specs"])
+                )
                 params = params | {"body": self.graph(params["body"], node), "out_specs": specs}
             node = replace(
                 node,
@@ -192,8 +194,14 @@ class _Editor:
 def _divided(writer: Writer, operand: int, divisor: int, like: Node) -> int:
     """The value of a new division of a value."""
     aval, div = writer.graph.aval(operand), jax.lax.div_p
-    inputs = (operand, constant(np.asarray(divisor, aval.dtype)))
-    return writer.emit(like, aval, op=div.name, primitive=div, params={}, inputs=inputs)
+    return writer.emit(
+        like,
+        aval,
+        op=div.name,
+        primitive=div,
+        params={},
+        inputs=(operand, constant(np.asarray(divisor, aval.dtype))),
+    )
 
 
 # ---- edits of the source ------------------------------------------------------------------------
@@ -463,8 +471,11 @@ class Repairs:
     def leave_out_axes(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
         """An edit after which the result is stated to be whole on the mesh axes of the finding."""
         text = f"{edit.text}leave {_names(finding.mesh_axes)} out of {_outs(finding)}"
-        whole = functools.reduce(without, finding.mesh_axes, _spec(finding))
-        return _specified(finding, replace(edit, text=text), whole)
+        return _specified(
+            finding,
+            replace(edit, text=text),
+            functools.reduce(without, finding.mesh_axes, _spec(finding)),
+        )
 
     # ---- a reduction before the operation that is at fault --------------------------------------
 
@@ -573,8 +584,7 @@ def _resharded(finding: Finding, site: Site, act: str, dimension: str, dim: int)
     arguments = f"{axes_text(finding.mesh_axes)}, {dimension}={dim}, tiled=True"
     text = f"return lax.{CALLED[act]}(.., {arguments}) of {site.text}"
     added = Reduce(finding.region.id, finding.result, finding.mesh_axes, op, dim=dim)
-    source = into_call(site.spans[0], CALLED[act], arguments)
-    return (GraphEdit(text, source, (added,)),)
+    return (GraphEdit(text, into_call(site.spans[0], CALLED[act], arguments), (added,)),)
 
 
 def reduction_of(fault: Fault) -> str:

@@ -163,8 +163,10 @@ class Sites:
 
     def alone(self, reader: Node, read: Site) -> bool:
         """Whether an operand has no other reader."""
-        origins = {self._origin(reader, i) for node, i in read.values if node == reader.id}
-        return all(len(self.readers[v]) == 1 for v in origins)
+        return all(
+            len(self.readers[v]) == 1
+            for v in {self._origin(reader, i) for node, i in read.values if node == reader.id}
+        )
 
     # ---- values ---------------------------------------------------------------------------------
 

@@ -115,8 +115,9 @@ def _names(code: types.CodeType | None) -> frozenset[str]:
     """The names of variables and attributes that a function reads."""
     if code is None:
         return frozenset()
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return frozenset(code.co_names).union(*map(_names, inner))
+    return frozenset(code.co_names).union(
+        *map(_names, [c for c in code.co_consts if isinstance(c, types.CodeType)])
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -166,8 +167,9 @@ class _Copier:
                 used = _names(getattr(value.func, "__code__", None))
                 args = [self.value(str(i), x, used, depth - 1) for i, x in enumerate(value.args)]
                 named = {k: self.value(k, x, used, depth - 1) for k, x in value.keywords.items()}
-                inner = self.value("", value.func, used, depth - 1)
-                return functools.partial(inner, *args, **named)
+                return functools.partial(
+                    self.value("", value.func, used, depth - 1), *args, **named
+                )
             case types.MethodType():
                 used = _names(getattr(value.__func__, "__code__", None))
                 own = self.value("", value.__func__, used, depth - 1)
@@ -277,8 +279,10 @@ class _Copier:
         if mine:
             own.update({k: copied(k, v) for k, v in own.items() if k in used})
             given, count = fn.__defaults__ or (), fn.__code__.co_argcount
-            arguments = fn.__code__.co_varnames[count - len(given) : count]
-            made.__defaults__ = tuple(map(copied, arguments, given)) or None
+            made.__defaults__ = (
+                tuple(map(copied, fn.__code__.co_varnames[count - len(given) : count], given))
+                or None
+            )
             by_name = (fn.__kwdefaults__ or {}).items()
             made.__kwdefaults__ = {k: copied(k, v) for k, v in by_name} or None
         return made

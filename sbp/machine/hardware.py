@@ -173,7 +173,7 @@ class Hardware:
         'dcn'
         """
         network = Network(bytes_per_second=bytes_per_second, latency_seconds=latency_seconds)
-        others = tuple(pair for pair in self.slow_axes if pair[0] != mesh_axis)
+        others = (pair for pair in self.slow_axes if pair[0] != mesh_axis)
         return replace(self, slow_axes=(*others, (mesh_axis, network)))
 
     @takes("Hardware.product_flops_per_second", skip=1, itemsize=_BYTES, precision=_PRECISION)

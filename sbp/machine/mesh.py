@@ -422,7 +422,9 @@ class MeshSpec:
 
     def without(self, mesh_axis: Any) -> str:
         """That the mesh has no such axis, with the nearest name."""
-        return f"the mesh has no axis {show(mesh_axis)}{nearest(show(mesh_axis), self.names)}"
+        return f"the mesh has no axis {show(mesh_axis)}" + nearest(
+            show(mesh_axis).strip("'"), self.names
+        )
 
     def collective(self, kind: str, positions: tuple[int, ...]) -> AlphaBeta:
         """The time of a collective over the mesh axes at these positions: as measured, or else by

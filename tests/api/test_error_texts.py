@@ -42,6 +42,7 @@ def no_typing(x, w):
         (lambda: sbp.jit(no_typing, MESH, boxing="explicit").plan(X, X), []),
         (lambda: sbp.jit(no_typing, MESH, in_types=("modl:S(0)", None)), []),
         (lambda: sbp.jit(no_typing, MESH, in_types=({"a": "B"}, None)).plan(X, X), []),
+        (lambda: sbp.check_shard_map(REGIONS["dta"], X, mesh=GRID), []),
     ],
 )
 def test_a_traceback_has_the_frames_of_the_user(call, functions):
@@ -51,7 +52,8 @@ def test_a_traceback_has_the_frames_of_the_user(call, functions):
     own = [f.name for f in frames if f.filename == __file__]
     assert own == ["test_a_traceback_has_the_frames_of_the_user", "<lambda>", *functions]
     assert len(frames) <= len(own) + 2  # a function of sbp that was called, and one that raised
-    assert caught.value.__suppress_context__ and caught.value.__cause__ is None
+    assert caught.value.__suppress_context__  # and JAX does not say that it removed frames
+    assert not (caught.value.__cause__ or caught.value.__notes__)
 
 
 def test_jax_shows_all_frames_where_it_shows_its_own(request):
@@ -305,6 +307,16 @@ class Meta:
 jax.tree_util.register_dataclass(Meta, data_fields=["x"], meta_fields=["meta"])
 
 
+LINE = inspect.stack()[0].lineno + 2
+REGIONS = {
+    name: jax.shard_map(lambda x: x, mesh=mesh, in_specs=jax.P(axis), out_specs=jax.P(axis))
+    for name, mesh, axis in (
+        ("dta", GRID, "dta"),
+        ("explicit", jax.make_mesh((2, 4), ("data", "model")), "data"),
+    )
+}
+
+
 def users_region(x: Any) -> Any:
     return jax.shard_map(
         lambda x: jax.lax.psum(x.sum(), "data"),
@@ -360,6 +372,18 @@ _annotated = lambda annotation: sbp.jit(annotation, GRID).plan(X)
         ),
         (lambda: sbp.jit(lambda x: Meta(x, x), GRID).plan(X), "what the function returns cannot"),
         (lambda: sbp.check_shard_map(users_region, X, mesh=cast(Any, None)), "mesh must be a jax"),
+        (
+            lambda: sbp.check_shard_map(REGIONS["dta"], X, mesh=GRID),
+            rf"_texts\.py:{LINE}:\d+: in_specs: the mesh has no axis 'dta'; did you mean \"data\"",
+        ),
+        (
+            lambda: sbp.check_shard_map(REGIONS["explicit"], X, mesh=GRID),
+            rf"_texts\.py:{LINE}:\d+: on Explicit axes, .* does not match .*; use jax\.device_put",
+        ),
+        (
+            lambda: sbp.check_shard_map(lambda x: jax.lax.psum(x, "data"), X, mesh=GRID),
+            r"_texts\.py:\d+:\d+: a collective over mesh axis 'data' is outside of jax\.shard_map",
+        ),
         (lambda: JIT(jnp.sin, MESH, static_argnums="0"), "donate_argnames take names; got"),
         (lambda: sbp.jit(jnp.sin, jax.make_mesh((2,), cast(Any, (0,)))), "axes must be strings"),
         (

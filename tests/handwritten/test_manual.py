@@ -194,8 +194,9 @@ def test_arrays_closed_over_are_b():
         w = w * 2
         return sbp.manual(lambda x: x @ w + jnp.ones(16), "model:S(0)", "model:S(0)")(x)
 
-    plain = lambda x, w: x @ (w * 2) + 1.0
-    assert_same(program, plain, mesh_of(TWO), arrays((8, 16), (16, 16)), (0, 1))
+    assert_same(
+        program, (lambda x, w: x @ (w * 2) + 1.0), mesh_of(TWO), arrays((8, 16), (16, 16)), (0, 1)
+    )
 
 
 def test_collectives_of_all_kinds():

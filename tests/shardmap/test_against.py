@@ -162,8 +162,7 @@ def test_a_plain_function_says_what_a_number_counts():
     """Types alone cannot say it: with one device, the sum over eight microbatches is divided by
     one, if the eight counts devices."""
     assert sbp.check_shard_map(accumulated(8), *SHAPES, mesh=MESH).ok
-    report = sbp.check_shard_map(accumulated(8), *SHAPES, mesh=MESH, against=plain)
-    (found,) = report.diagnostics
+    (found,) = sbp.check_shard_map(accumulated(8), *SHAPES, mesh=MESH, against=plain).diagnostics
     assert found.code == "differs-on-one-device" and found.severity == "error"
     assert found.title == "result 0 is not as in `plain`"
     texts = [label.text for label in found.labels]
@@ -175,8 +174,7 @@ def test_a_plain_function_says_what_a_number_counts():
 
 def test_helps_are_tried_against_the_plain_function():
     body = lambda w, x: w - 0.1 * jax.grad(loss)(w, x)
-    report = sbp.check_shard_map(mapped(body), *SHAPES, mesh=MESH, against=plain)
-    (found,) = report.diagnostics
+    (found,) = sbp.check_shard_map(mapped(body), *SHAPES, mesh=MESH, against=plain).diagnostics
     assert found.code == "missing-reduction" and any(h.clears_all_errors for h in found.helps)
 
 

@@ -192,8 +192,8 @@ def test_a_region_under_the_mesh_that_is_set():
             AbstractMesh((8,), ("model",), axis_types=(AxisType.Auto,)),
             "uses the mesh data=2 model=4, but mesh= has model=8",
         ),
-        (region(twice), (X, W), "model", "got str"),
-        (region(twice), (X, "w"), MESH, "got str"),
+        (region(twice), (X, W), "model", "got 'model'"),
+        (region(twice), (X, "w"), MESH, "input 1 is not an array: str"),
         (3, (X,), MESH, "must be a function"),
     ],
 )
