@@ -459,10 +459,9 @@ def jit(
       keep_unused, compiler_options: as in `jax.jit`.
       inline: taken and not read.
       device, backend: refused; the mesh names the devices.
-      plan: the file of a plan, from `plan.save`; several files, or a folder of `.json` files, for
-        calls with several sets of shapes. Calls run the first plan that was made for them and do
-        not plan. Shardings that arguments carry are no pins then: they are moved to where the plan
-        takes them.
+      plan: the file of a plan, from `plan.save`; several files for calls with several sets of
+        shapes. Calls run the first plan that was made for them and do not plan. Shardings that
+        arguments carry are no pins then: they are moved to where the plan takes them.
       remat: "auto" lets the backward pass recompute values of the forward pass, as `jax.checkpoint`
         does, if the fastest plan does not fit `memory_limit`. "never" leaves that to the program.
 

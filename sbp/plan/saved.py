@@ -329,7 +329,7 @@ def path_of(path: Any, what: str) -> str:
 
 
 def paths_of_plans(given: Any) -> tuple[str, ...]:
-    """The paths of `sbp.jit(.., plan=)`: of one file or folder, or of several.
+    """The paths of `sbp.jit(.., plan=)`: of one file, or of several.
 
     Raises:
       SbpError: `bad-argument` for what is no path.
@@ -344,17 +344,15 @@ def load_program(paths: tuple[str, ...], request: Request) -> Program:
     """The first plan of some files that fits a request, verified.
 
     Arguments:
-      paths: of files, and of folders of files that end in `.json`, which are read in the order of
-        their names.
+      paths: of files.
       request: the program with everything that its plan is chosen by.
 
     Raises:
       SbpError: `saved-plan` where a file cannot be read, and where each file was made for another
         program, mesh, version or option, or does not hold.
     """
-    files = [file for path in paths for file in _plan_files(path)]
     # All are read: one that is missing is refused wherever it stands.
-    texts = [_read_file(file) for file in files]
+    texts = [*map(_read_file, paths)]
     wrong: list[SbpError] = []
     for text in texts:
         try:
@@ -365,40 +363,17 @@ def load_program(paths: tuple[str, ...], request: Request) -> Program:
             wrong.append(error)
     if len(wrong) > 1:
         raise SbpError(
-            f"none of {len(files)} saved plans is for this call; plan it without plan=, and save"
+            f"none of {len(paths)} saved plans is for this call; plan it without plan=, and save"
             " the plan beside them",
             code="saved-plan",
-            details=[f"{path}: {error.title}" for path, error in zip(files, wrong, strict=True)],
+            details=[f"{path}: {error.title}" for path, error in zip(paths, wrong, strict=True)],
         )
     (error,) = wrong
     raise SbpError(
         f"{error.title}; plan again without plan=, and save the new plan",
         code="saved-plan",
-        details=(*error.details, f"file: {files[0]}"),
+        details=(*error.details, f"file: {paths[0]}"),
     ) from error
-
-
-def _plan_files(path: str) -> list[str]:
-    """The file at a path, or the plans of a folder.
-
-    Raises:
-      SbpError: `saved-plan` for a folder without any, or that cannot be read.
-    """
-    if not os.path.isdir(path):
-        return [path]
-    try:
-        names = sorted(name for name in os.listdir(path) if name.endswith(".json"))
-    except OSError as error:
-        raise SbpError(
-            f"cannot read {path}: {error.strerror}; make it readable, or name another folder",
-            code="saved-plan",
-        ) from error
-    if not names:
-        raise SbpError(
-            f"the folder {path} has no .json files; write them with plan.save(path)",
-            code="saved-plan",
-        )
-    return [os.path.join(path, name) for name in names]
 
 
 def _read_file(path: str) -> str:

@@ -1,7 +1,6 @@
 """`plan.save(path)` and `sbp.jit(.., plan=path)`."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -173,11 +172,11 @@ def test_a_changed_file_is_refused(pattern, text, said, path, mesh, tmp_path):
         sbp.jit(step, mesh, in_types=TYPES, plan=tmp_path / "plan.json")(W, X)
 
 
-def test_files_that_are_none(mesh, tmp_path, monkeypatch):
+def test_files_that_are_none(mesh, tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "no").mkdir()
     sbp.jit(step, mesh).plan(W, X).save(good := tmp_path / "good")
-    for wrong, said in (("gone", "cannot read"), ("no", "no .json files"), ("binary", "UTF-8")):
+    for wrong, said in (("gone", "cannot read"), ("no", "cannot read"), ("binary", "UTF-8")):
         for plans in (tmp_path / wrong, [tmp_path / wrong, good], [good, tmp_path / wrong]):
             with pytest.raises(sbp.SbpError, match=said):
                 sbp.jit(step, mesh, plan=plans)(W, X)
@@ -194,23 +193,15 @@ def test_files_that_are_none(mesh, tmp_path, monkeypatch):
     for wrong in (others[0], "a\0b", "\ud800"):
         with pytest.raises(sbp.SbpError, match="path of a file"):
             plan.save(wrong)
-    monkeypatch.setattr(os, "listdir", lambda path: os.stat(tmp_path / "gone"))
-    with pytest.raises(sbp.SbpError, match=r"cannot read .*no: No such file"):
-        sbp.jit(step, mesh, plan=tmp_path / "no")(W, X)
 
 
 def test_several_plans_for_several_shapes(path, mesh, tmp_path, monkeypatch):
     """Each call runs the plan that was made for it; one without a plan says why each was not."""
-    folder = tmp_path / "plans"
-    folder.mkdir()
-    (folder / "notes.txt").write_text("no plan")
-    (folder / "a.json").write_text(path.read_text())
-    sbp.jit(step, mesh, in_types=TYPES).plan(W, X[:8]).save(folder / "b.json")
+    sbp.jit(step, mesh, in_types=TYPES).plan(W, X[:8]).save(tmp_path / "b.json")
     monkeypatch.setattr(plans_of_calls, "fit", no_planning)
-    for plans in (folder, [folder / "b.json", str(path)]):
-        f = sbp.jit(step, mesh, in_types=TYPES, plan=plans)
-        for rows in (16, 8, 16):
-            assert_same_results(jax.jit(step)(W, X[:rows]), f(W, X[:rows]))
+    f = sbp.jit(step, mesh, in_types=TYPES, plan=[tmp_path / "b.json", str(path)])
+    for rows in (16, 8, 16):
+        assert_same_results(jax.jit(step)(W, X[:rows]), f(W, X[:rows]))
     with pytest.raises(sbp.SbpError, match="saved-plan: none of 2 saved plans is for this") as e:
         f(W, X[:4])
     assert str(e.value).count("another program: x is ") == 2
