@@ -504,13 +504,12 @@ def diagnostic_without_pins(fault: BlamedFault) -> Diagnostic:
     reasons = [c.because.text for c in fault.found.equations]
     more = len(reasons) - SHOWN
     shown = [*reasons[:SHOWN], *([f"and {counted(more, 'more constraint')}"] if more > 0 else [])]
+    labels = labels_at((c.because.span for c in fault.found.equations), "part of the conflict")
     return Diagnostic(
         code="no-typing",
         severity="error",
         title=f"no types fit on mesh axis `{fault.axis}`",
-        labels=labels_at((c.because.span for c in fault.found.equations), "part of the conflict")[
-            :SHOWN
-        ],
+        labels=labels[:SHOWN],
         notes=(
             f"the constraints in conflict: {', '.join(shown)}",
             *budget_notes(fault),
@@ -531,10 +530,8 @@ def impossible(fault: BlamedFault) -> Diagnostic:
         else f"the array has shape {tuple(aval.shape)} and dtype {aval.dtype}"
     )
     # The pins of another fault would leave the program without a plan.
-    found = tried(
-        [without_pins(fault.request, site, position=fault.position)],
-        plans=1 if len(fault.diagnosis.groups) == 1 else 0,
-    )
+    drop = without_pins(fault.request, site, position=fault.position)
+    found = tried([drop], plans=1 if len(fault.diagnosis.groups) == 1 else 0)
     helps = tuple(one.help(program) for one, program in found.accepted)
     return Diagnostic(
         code="no-typing",

@@ -222,10 +222,8 @@ class Insertions(PinChanges):
         """The codes that a value may be annotated with: B, and splits of a dim that divides. Under
         `jax.vmap` there are no splits, since the user does not see all dims."""
         n, shape = self.base.mesh.sizes[self.fault.position], self.base.graph.avals[value].shape
-        return [
-            0,
-            *(1 + d for d, size in enumerate(shape) if not (self.node.is_batched or size % n)),
-        ]
+        dims = () if self.node.is_batched else enumerate(shape)
+        return [0, *(1 + d for d, size in dims if size % n == 0)]
 
     def insertion(
         self, values: Mapping[Operand, tuple[SourceRead | None, Code]]
@@ -405,23 +403,17 @@ def looser_regions(request: Request, old: Policy, axis: str) -> Iterator[Looser]
         for node in request.graph.walk()
         if node.stack and any(p == old and a in ("", axis) for p, a in policies_in(node.scope))
     ]
+    files = dict.fromkeys(span.file for stack in stacks for span in stack)
     for new in _looser_than(old):
-        regions = [
-            one
-            for file in dict.fromkeys(span.file for stack in stacks for span in stack)
-            for one in loosened_policies(file, old, new, axis)
-        ]
+        regions = [one for file in files for one in loosened_policies(file, old, new, axis)]
         if regions and all(
             any(contains(body, span) for body, _ in regions for span in stack) for stack in stacks
         ):
+            scope = functools.partial(with_policy, old=old, new=new, axis=axis)
             yield (
                 f'write "{new}" instead of "{old}" on `{axis}` in every sbp.policy',
                 tuple(edit for _, edit in regions),
-                functools.partial(
-                    _rescoped,
-                    functools.partial(with_policy, old=old, new=new, axis=axis),
-                    lambda stack: True,
-                ),
+                functools.partial(_rescoped, scope, lambda stack: True),
             )
 
 
