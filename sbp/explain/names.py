@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
+from sbp.annotations import annotate_p
 from sbp.errors import SHOWN, Span, listed
 from sbp.infer.constraints import PinSite
 from sbp.infer.space import Code, decode
@@ -91,8 +92,14 @@ class Names(Dataflow):
 
     @functools.cached_property
     def inputs(self) -> dict[Operand, int]:
-        """For each input of the program, its number."""
-        return {v: number for number, v in enumerate(self.graph.inputs)}
+        """For each input of the program, its number; also for an input as sbp pins its uneven
+        split."""
+        pinned = (
+            (pin.input, n.outputs[0])
+            for n in self.graph.nodes
+            if n.op == annotate_p.name and (pin := n.params["pin"]) and pin.input >= 0
+        )
+        return {v: number for number, v in (*enumerate(self.graph.inputs), *pinned)}
 
     @functools.cached_property
     def made(self) -> frozenset[tuple[str, Position]]:

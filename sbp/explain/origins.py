@@ -408,7 +408,7 @@ class Origins:
         maker, value, names = planned.box.maker, planned.box.source.value, self.names
         label = self.label(value)
         if value in names.inputs:
-            label = ValueName(f"input {label.name}", is_source=False)
+            label, maker = ValueName(f"input {label.name}", is_source=False), None
         needs = [self._reader(node, number, change) for node, number in planned.readers()]
         needs += [self._return(planned, number, change) for number in planned.result_positions()]
         return ConversionReason(
@@ -520,11 +520,18 @@ class Origins:
     def _blocker(self, loop: Node, left: Exit, change: AtomChange) -> Node | None:
         """The first node that reads a carry and has no row for it partial."""
         value = loop.regions[left.region].inputs[left.entry_position(left.region)]
-        for node in self.program.graph.walk():
-            numbers = [i for i, o in enumerate(node.inputs) if o == value and rule_for(node.op)]
-            if numbers and not any(self.takes(node, i, change) for i in numbers):
-                return node
-        return None
+        readers = (
+            (node, [i for i, o in enumerate(node.inputs) if o == value and rule_for(node.op)])
+            for node in self.program.graph.walk()
+        )
+        return next(
+            (
+                node
+                for node, numbers in readers
+                if numbers and not any(self.takes(node, i, change) for i in numbers)
+            ),
+            None,
+        )
 
     def donor(self, number: int) -> ValueName | None:
         """The donated input whose buffer a result of the program takes; None for none."""

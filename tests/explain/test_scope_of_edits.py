@@ -167,7 +167,9 @@ def test_a_local_variable_named_as_the_package_is_not_called():
 
 @pytest.mark.filterwarnings("ignore:.*does not divide:sbp.SbpWarning")
 def test_an_uneven_type_of_an_input_is_changed_in_in_types():
-    program = lambda x: jnp.cumsum(x, 0)
+    def program(x):
+        return jnp.cumsum(x, 0)
+
     args = (shape(15, 16),)
     options: dict[str, Any] = {"boxing": "explicit", "in_types": ("tensor:S(0)",)}
     found = sbp.jit(program, MESH, **options).check(*args).diagnostics

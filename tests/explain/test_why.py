@@ -103,6 +103,14 @@ def test_names_of_many_inputs():
     assert [names.value(v) for v in range(many)] == [f"w{i}" for i in range(many)]
 
 
+@pytest.mark.filterwarnings("ignore:.*does not divide:sbp.SbpWarning")
+def test_an_input_with_an_uneven_split_is_named():
+    step = sbp.jit(lambda w, x: x @ w, MESH, in_types=("model:S(1)", "model:S(1)"))
+    plan = step.plan(shape(64, 10), shape(4096, 64))
+    answer = plan.why("w").text() + plan.report().text() + plan.why("result").text()
+    assert "made by input w; needed by dot_general" in answer and "sbp_annotate" not in answer
+
+
 def test_outputs_that_take_a_donated_buffer_say_so():
     plan = sbp.jit(lambda w, g: w - g, MESH, in_types=("data:S(0)", "B"), donate_argnums=(0,)).plan(
         shape(64, 64), shape(64, 64)
