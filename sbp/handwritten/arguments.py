@@ -171,8 +171,12 @@ def is_value(x: Any) -> bool:
 
 def is_flat(x: Any) -> bool:
     """Whether an argument is an array of equal floats, such as a bias of zeros: it hides faults."""
-    several = is_value(x) and np.size(x) > 1 and jnp.issubdtype(x.dtype, jnp.inexact)
-    return bool(several and (np.asarray(x) == np.ravel(x)[0]).all())
+    return bool(
+        is_value(x)
+        and np.size(x) > 1
+        and jnp.issubdtype(x.dtype, jnp.inexact)
+        and (np.asarray(x) == np.ravel(x)[0]).all()
+    )
 
 
 def is_sorted(x: np.ndarray) -> bool:

@@ -148,6 +148,11 @@ _LABELS: dict[Kind, str] = {
 }
 """The primary label of a finding."""
 
+_ITS = "its gradient is "
+"""The start of a label at the forward line of a gradient."""
+
+_MEAN = "a partial value (the mean of one shard)"
+
 
 def primary(finding: Finding) -> Node:
     """The operation that a finding points at."""
@@ -208,8 +213,8 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
         "kernel": RANKS.get(fault.node.op, "works on each shard alone"),
         "n": n,
         "types": types or "of unknown type",
-        "its": "its gradient is " if primary(finding).backward else "",
-        "parts": "the mean of one shard" if finding.means else types or unknown,
+        "its": _ITS * primary(finding).backward,
+        "parts": _MEAN if finding.means else types or unknown,
         "dims": " or ".join(str(a.dim) for a in fault.atoms if isinstance(a, Split)),
         "index": " and ".join(f'lax.axis_index("{a}")' for a in axes),
     }
@@ -226,20 +231,18 @@ def _others(finding: Finding, main: Node) -> Iterator[tuple[Node, str]]:
     """Other operations that play a part."""
     fault = finding.fault
     if fault.kind == "pending":
-        word = "mean" if "mean" in source_text(users_span(fault.node)) else "value"
+        is_mean = "mean" in source_text(users_span(fault.node))
+        word = "mean" if is_mean else "gradient" if fault.node.backward else "value"
         yield fault.node, f"the {word} of one shard is taken here"
     elif fault.made is not None:
-        text = {
-            "doubled": "reduced here first",
-            "copies": "whole from here on",
-        }
-        yield fault.made, text.get(fault.kind, "partial from here on")
+        value = _ITS * fault.made.backward + (_MEAN if finding.means else "partial")
+        text = {"doubled": "reduced here first", "copies": "whole from here on"}
+        yield fault.made, text.get(fault.kind, f"{value} from here on")
     if finding.observer is not None and finding.observer is not main:
         yield finding.observer, "taken here"
     if finding.claim is not None:
-        region, number = finding.region, finding.result
-        claim = "whole" if finding.claim == B else repr(finding.claim)
-        yield region, f"{outs_of(region)} say that result {number} is {claim}"
+        outs, claim = outs_of(finding.region), "whole" if finding.claim == B else finding.claim
+        yield finding.region, f"{outs} say that result {finding.result} is {claim}"
 
 
 def _notes(finding: Finding) -> Iterator[str]:
@@ -392,8 +395,9 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                 finding = replace(finding, reordered=c.run.reordered)
                 # The same fault on several mesh axes is one.
                 known = found.get(finding.key, finding)
-                both = {*known.mesh_axes, *finding.mesh_axes}
-                axes = tuple(a for a in compared.mesh.names if a in both)
+                axes = tuple(
+                    a for a in compared.mesh.names if a in {*known.mesh_axes, *finding.mesh_axes}
+                )
                 found[finding.key] = replace(known, mesh_axes=axes)
     if not found and all(c.wrong for c in compared.compared):
         orders = ((node, reversed_order(node)) for node in regions_of(compared.graph))
@@ -526,8 +530,10 @@ def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
         shown = (run_diagnostic(c.run, ends.get(c.run.mesh_axis, ())) for c in compared.compared)
         said += [d for d in shown if d is not None and not (causes and d.code == DIFFERS)]
     elif compared.plain.apart and all(d.severity != "error" for d in said):
-        graphs = filter(None, (compared.graph, compared.against))
-        ran, want = (program_run(graph, every=True)(compared.values) for graph in graphs)
+        ran, want = (
+            program_run(graph, every=True)(compared.values)
+            for graph in filter(None, (compared.graph, compared.against))
+        )
         ends = first_unknown(ran, want, len(compared.mesh.axes))
         said += [plain_diagnostic(compared.plain, ends)]
     return tuple(
@@ -547,9 +553,11 @@ def _together(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
     same = group_by(ordered, cause)
     said = []
     for first, *rest in same.values():
+        # Of several expressions on one line, the first one has the label that they share.
         labels = {x.span: x for x in first.labels}
         for label in (x for d in rest for x in d.labels):
-            labels.setdefault(label.span, replace(label, primary=False))
+            if all((x.span.line, x.text) != (label.span.line, label.text) for x in labels.values()):
+                labels.setdefault(label.span, replace(label, primary=False))
         notes = (
             f"the help also mends this: {title}"
             for title in dict.fromkeys(d.title for d in rest if d.title != first.title)

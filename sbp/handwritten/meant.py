@@ -56,8 +56,11 @@ def _one_each(graph: Graph, alone: Graph, name: str) -> Iterator[str]:
     for (a, results), (b, _) in zip(claims(graph), claims(alone), strict=False):
         for i in results:
             claim = atom_of(a.params["out_specs"][i], name)
-            both = (a.params["body"], b.params["body"])
-            shapes = [g.aval(g.outputs[i]).shape for g in both if i < len(g.outputs)]
+            shapes = [
+                g.aval(g.outputs[i]).shape
+                for g in (a.params["body"], b.params["body"])
+                if i < len(g.outputs)
+            ]
             if isinstance(claim, Split) and all(x[claim.dim] == 1 for x in shapes):
                 yield "a region returns one element for each device"
 
