@@ -206,7 +206,7 @@ class NdSbp(Mapping[str, Atom]):
         return any(isinstance(a, Unreduced) for a in self._atoms.values())
 
 
-_ATOM = re.compile(r"S\((\d{1,9})\)|B|P(?:\((\w+)\))?|\?")
+_ATOM = re.compile(r"S\((-?\d{1,9})\)|B|P(?:\((\w+)\))?|\?")
 _NAME = re.compile(rf"[^\s{re.escape(NO_AXIS_NAME)}]+")
 """The names of mesh axes that a type text can hold."""
 
@@ -224,7 +224,8 @@ def parse(text: str, *, mesh_axes: Iterable[str] | None = None) -> NdSbp:
       The type; `parse(repr(t)) == t`.
 
     Raises:
-      SbpError: `type-syntax` with the column, or `unknown-axis` with the nearest name.
+      SbpError: `type-syntax` with the column, `unknown-axis` with the nearest name, or
+          `dim-out-of-range` for a negative dim.
 
     >>> parse("data:S(0) model:P(max)")
     data:S(0) model:P(max)

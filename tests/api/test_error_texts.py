@@ -350,6 +350,7 @@ _annotated = lambda annotation: sbp.jit(annotation, GRID).plan(X)
         (lambda: SG.Kernel(name=3, summary=""), "Kernel: `name` must be a string"),
         (lambda: SG.kernel_named("halos"), "no kernel is named 'halos'; did you mean \"halo\""),
         (lambda: SG.kernel_named(["halo"]), "no kernel is named"),
+        (lambda: sbp.parse("data:S(-1)"), "S.dim. takes a whole number >= 0, got -1; count dims"),
         (lambda: SG.all_b("add"), "signatures.all_b: `op` must be an Op"),
         (lambda: SG.traits_of(jax.lax.add_p), "`name` must be a string, got add"),
         (lambda: JIT(jnp.sin, GRID, static_argnums=["0"]), "donate_argnames take names; got .*'0'"),
