@@ -521,7 +521,7 @@ class CallReader:
             raise refused(
                 f"{option} has {len(in_types)} {'entry' if len(in_types) == 1 else 'entries'} for"
                 f" {counted(len(heads), 'non-static positional argument')} ({', '.join(heads)});"
-                " give one entry for each argument, and pass these arguments by position",
+                " give one entry for each argument that the call passes by position",
                 ValueError,
             )
         found = (

@@ -451,7 +451,7 @@ def _findings(report: Report) -> Page:
     pairs = (
         ("mesh", f"{mesh}"),
         ("sent per call", f"{bytes_text(cost.bytes_per_device)} per device"),
-        ("peak memory", f"{bytes_text(cost.peak_memory_bytes)} per device"),
+        ("peak memory", f"{bytes_text(round(cost.peak_memory_bytes))} per device"),
         ("modelled time", f"{seconds_text(cost.seconds)} on {mesh.hardware.name}{how}"),
     )
     return Page(parts=(*parts, Facts(pairs=pairs)))

@@ -372,7 +372,7 @@ def _costs(found: Difference) -> Table:
     rows = (
         row("sent", bytes_text, lambda cost: cost.bytes_per_device),
         row("modelled time", seconds_text, lambda cost: cost.seconds),
-        row("peak memory", bytes_text, lambda cost: cost.peak_memory_bytes),
+        row("peak memory", bytes_text, lambda cost: round(cost.peak_memory_bytes)),
         row("host memory", bytes_text, lambda cost: cost.host_memory_bytes),
     )
     return table(("cost", ">this", ">other", ">difference"), rows if in_host else rows[:-1])

@@ -554,7 +554,7 @@ def _cost(program: Program) -> Facts:
     cost = program.cost
     figures = {
         "sent per call": cost.bytes_per_device,
-        "peak memory": cost.peak_memory_bytes,
+        "peak memory": round(cost.peak_memory_bytes),
         **({"host memory": cost.host_memory_bytes} if cost.host_memory_bytes else {}),
     }
     pairs = ((name, f"{bytes_text(figure)} per device") for name, figure in figures.items())
