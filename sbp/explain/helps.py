@@ -19,7 +19,7 @@ from sbp.explain.pin_changes import PinChanges, Placed, insert_pins, set_pins, s
 from sbp.explain.relaxations import DEARER
 from sbp.infer.accumulation import allowing
 from sbp.infer.check import CheckResult
-from sbp.infer.constraints import ReadConstraint
+from sbp.infer.constraints import POLICY_LITERAL, ReadConstraint
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
 from sbp.limits import (
@@ -550,13 +550,20 @@ def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
     huge = large and most <= SHOWN
     splits = [one for one in changes if huge and one.kind == "pin"]
     tries = [attempt(splits, most), *(_by_policy(fault, base, most) if huge else ())]
-    rest = (one for one in changes if one not in splits)
-    tries.append(attempt(rest, 0 if any(t.accepted for t in tries) else most))
+    tries.append(
+        attempt(
+            (one for one in changes if one not in splits),
+            0 if any(t.accepted for t in tries) else most,
+        )
+    )
     if not huge:
         tries += _by_policy(fault, base, 0 if large and tries[-1].accepted else most)
-    kinds = {one.kind for t in tries for one, _ in t.accepted}
-    if kinds.isdisjoint(("pin", "other pin", "drop")):
-        tries.append(attempt(pins.pairs(), 0 if large else most))
+    for more, better in (
+        (_beside_policy(fault, node), {"pin"}),
+        (pins.pairs(), {"pin", "other pin", "drop"}),
+    ):
+        if better.isdisjoint(one.kind for t in tries for one, _ in t.accepted):
+            tries.append(attempt(more, 0 if large else most))
     found = [_rank(fault, node, one) for t in tries for one in t.accepted]
     shown = choose(found, limits.shown)
     return FoundHelps(
@@ -606,6 +613,17 @@ def _by_policy(fault: BlamedFault, base: Request, plans: int) -> list[Tried]:
     return tries
 
 
+def _beside_policy(fault: BlamedFault, node: Node) -> Iterator[Change]:
+    """Changes of the pins of one of several faults, under each policy that was tried, allows more
+    and yet gives no typing: it may mend the other faults, and not this one."""
+    found = len(fault.diagnosis.groups) > 1 and policy_to_blame(fault.request, fault.found)
+    freed = {(axis, POLICY_LITERAL) for axis in fault.request.mesh.names}
+    for text, _, change in looser_policies(fault.request, found, fault.position) if found else ():
+        if fault.diagnosis.under_policies.get(text, change) is None:
+            for one in PinChanges(fault, change(fault.request), node).moved():
+                yield replace(one, without=one.without | freed)
+
+
 def _policy_changes(diagnosis: Diagnosis, base: Request, looser: Looser) -> Iterator[Change]:
     """A policy of the whole program, then of the program without its other faults."""
     text, edits, change = looser
@@ -627,12 +645,15 @@ def _rank(fault: BlamedFault, node: Node, accepted: Accepted) -> RankedHelp:
     kind, several, is_policy = one.kind, len(fault.diagnosis.groups) > 1, one.kind == "policy"
     if kind == "pin" and _splits_twice(one, program):
         kind = "pair" if len(one.pinned) > 1 else "other pin"
-    help_ = one.help(
-        program,
-        more="" if is_policy else _became(fault, node, program),
-        clears_all_errors=one.instead is None if is_policy else not several,
+    return RankedHelp(
+        one.help(
+            program,
+            more="" if is_policy else _became(fault, node, program),
+            clears_all_errors=one.instead is None if is_policy else not several,
+        ),
+        kind,
+        program.cost.seconds,
     )
-    return RankedHelp(help_, kind, program.cost.seconds)
 
 
 def _became(fault: BlamedFault, node: Node, program: Program) -> str:

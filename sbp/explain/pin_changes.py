@@ -501,8 +501,8 @@ class PinChanges:
           instead: the change of the first pin alone.
         """
         fault, system, k = self.fault, self.fault.system, self.fault.position
-        each = [(site, {k: code}) for _, site, code in moves]
-        each += [(site, each[0][1]) for site in others]
+        changed = *(move[1:] for move in moves), *((site, moves[0][2]) for site in others)
+        each = [(site, {k: code}) for site, code in changed]
         states = tuple(
             system.literals_of(pin.fixed[0], code) if pin.fixed else () for pin, _, code in moves
         )
@@ -517,18 +517,21 @@ class PinChanges:
             if isinstance(c, ReadConstraint) and not freed.isdisjoint(c.unless)
         }
         splits = all(pin.code > 0 and code > 0 for pin, _, code in moves)
-        values = (pinned_value(self.base.graph, site) for _, site, _ in moves)
-        text = " and ".join(self.words(*move) for move in moves)
-        text += carried_text(fault.request, *(site for _, site, _ in moves))
         return Change(
-            text=text + (f", and {len(others)} more like it" if others else ""),
+            text=" and ".join(self.words(*move) for move in moves)
+            + carried_text(fault.request, *(site for _, site, _ in moves))
+            + (f", and {len(others)} more like it" if others else ""),
             edits=edits,
             make=functools.partial(set_pins, self.base, each),
             without=frozenset((fault.axis, name) for name in freed | reads),
             assumed=states,
             kind="pin" if splits else "pair" if len(moves) > 1 else "other pin",
             instead=instead,
-            pinned=tuple(v for v in values if isinstance(v, int)),
+            pinned=tuple(
+                v
+                for _, site, _ in moves
+                if isinstance(v := pinned_value(self.base.graph, site), int)
+            ),
         )
 
     def words(self, pin: PinConstraint, site: PinSite, code: Code) -> str:
