@@ -52,6 +52,11 @@ _IMPORTS = (
 """The imports of a file, each with what needs it."""
 
 
+_ARRAYS = """with np.load(Path(__file__).with_suffix(".npz")) as file:
+    ARRAYS = dict(file)
+"""
+
+
 class Call(NamedTuple):
     """The user's function.
 
@@ -129,8 +134,7 @@ def emit(
     settings = update("jax_enable_x64", True) * is_wide
     if not config.jax_threefry_partitionable:
         settings += update("jax_threefry_partitionable", False)
-    load = 'with np.load(Path(__file__).with_suffix(".npz")) as file:\n    ARRAYS = dict(file)\n'
-    arrays = load if writer.arrays else ""
+    arrays = _ARRAYS if writer.arrays else ""
     body = "\n\n\n".join([*writer.texts, "\n".join(run), "\n".join(main)])
     words = {*"".join(c if c.isalnum() or c in "_." else " " for c in arrays + body).split()}
     used = [line for needs, line in _IMPORTS if any(w.startswith(needs) for w in words)]

@@ -201,7 +201,6 @@ GRADIENTS = {
         (W, X, Y, np.asarray(np.arange(16) < 11, np.float32)),
         (*STEP, PS("data")),
         PS(),
-        helped=False,
     ),
     "tensor_parallel": Faulty(
         tensor_parallel, slope, (X, W1, W2), MLP, PS(None, "model"), helped=False
