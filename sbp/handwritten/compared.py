@@ -178,18 +178,20 @@ def first_unknown(ran: Ran, want: Ran, axes: int) -> list[tuple[Node, float]]:
 def _factor(
     parts: np.ndarray, axes: int, values: Mapping[tuple[int, ...], Sequence[np.ndarray]]
 ) -> float | None:
-    """By how much a value is one of several values: 1.0, or a whole number or its inverse."""
+    """By which factor a value is one of several values: 1.0, or else a whole number or the inverse
+    of one, the nearest to 1."""
     pairs = [(x, y) for x in _wholes(parts, axes) for y in values.get(x.shape, ())]
     if any(not differ(x, y) for x, y in pairs):
         return 1.0
-    found = (
-        factor_of(x, y)
-        for x, y in (
-            pairs if (jnp.issubdtype(parts.dtype, jnp.inexact) and np.ptp(abs(parts)) > 0) else ()
-        )
-    )
-    nice = (k for k in found if k and abs(max(k, 1 / k) % 1) < TOLERANCE)
-    return next(nice, None)
+    if not (jnp.issubdtype(parts.dtype, jnp.inexact) and parts.size and np.ptp(abs(parts))):
+        return None  # of equal numbers, each is a multiple of the other
+    factors = (k for k in itertools.starmap(factor_of, pairs) if k)
+    whole = (k for k in factors if _is_whole(max(k, 1 / k)))
+    return min(whole, key=lambda k: max(k, 1 / k), default=None)
+
+
+def _is_whole(number: float) -> bool:
+    return abs(number - round(number)) < TOLERANCE
 
 
 def _wholes(parts: np.ndarray, axes: int) -> Iterator[np.ndarray]:

@@ -172,6 +172,19 @@ def test_a_plain_function_says_what_a_number_counts():
     assert "the program computes the results of `plain`" in str(right)
 
 
+def test_values_without_elements_and_other_factors():
+    """A third is the inverse of a whole number; an empty result has no factor."""
+
+    def body(w, x):
+        return (w - 0.1 * jax.grad(loss)(w, x) / 3, x[:0].sum(1))
+
+    ins, outs = (Spec(), Spec()), (Spec(), Spec())
+    step = jax.shard_map(body, mesh=MESH, in_specs=ins, out_specs=outs, check_vma=False)
+    both = lambda w, x: (plain(w, x), x[:0].sum(1))
+    (found,) = sbp.check_shard_map(step, *SHAPES, mesh=MESH, against=both).diagnostics
+    assert "1/3 of a value of `<lambda>`" in [label.text for label in found.labels]
+
+
 def test_helps_are_tried_against_the_plain_function():
     body = lambda w, x: w - 0.1 * jax.grad(loss)(w, x)
     (found,) = sbp.check_shard_map(mapped(body), *SHAPES, mesh=MESH, against=plain).diagnostics
