@@ -164,29 +164,6 @@ def _axis_of(mark: str) -> str:
     return bytes.fromhex(mark).decode("utf-8", "surrogatepass")
 
 
-def with_policy(scope: str, old: Policy, new: Policy, axis: str) -> str:
-    """A name stack in which policy `new` replaces policy `old` on one mesh axis.
-
-    Arguments:
-      scope: the name stack.
-      old: the policy to replace; where it is set on all axes, the other axes keep it.
-      new: the policy in its place.
-      axis: the mesh axis.
-
-    >>> scope = "layer/" + policy_mark("explicit") + "/dot"
-    >>> policies_in(with_policy(scope, "explicit", "auto", "dcn"))
-    [('explicit', ''), ('auto', 'dcn')]
-    """
-
-    def changed(found: re.Match[str]) -> str:
-        held = _axis_of(found[2])
-        if found[1] != old or held not in ("", axis):
-            return found[0]
-        return policy_mark(new, axis) if held else f"{found[0]}/{policy_mark(new, axis)}"
-
-    return _MARK.sub(changed, scope)
-
-
 def policies_in(scope: str) -> list[tuple[Policy, str]]:
     """The policies that a name stack sets, outer first, each with its mesh axis ("" for all).
 

@@ -27,23 +27,19 @@ from sbp.limits import (
     Policy,
     boxing_option,
     boxing_text,
-    policies_in,
     policy_mark,
-    with_policy,
 )
 from sbp.plan.fit import best_program
 from sbp.plan.program import Program
 from sbp.signatures import traits_of
 from sbp.source.editing import (
     convert_value,
-    loosened_policies,
     reads,
     statement_span,
     under_policy,
 )
 from sbp.source.reader import (
     SourceRead,
-    contains,
     first_argument,
     source_text,
     start_of,
@@ -388,35 +384,6 @@ def looser_policies(request: Request, found: Blamed, position: int) -> Iterator[
             )
 
 
-def looser_regions(request: Request, old: Policy, axis: str) -> Iterator[Looser]:
-    """The policies that allow more, in all regions that set a policy: for when no change of the
-    line gives a typing. Regions have no names, so two regions with one policy look alike in the
-    program. None where the source does not show all of them.
-
-    Arguments:
-      request: the program.
-      old: the policy that is to blame.
-      axis: the mesh axis.
-    """
-    stacks = [
-        node.stack
-        for node in request.graph.walk()
-        if node.stack and any(p == old and a in ("", axis) for p, a in policies_in(node.scope))
-    ]
-    files = dict.fromkeys(span.file for stack in stacks for span in stack)
-    for new in _looser_than(old):
-        regions = [one for file in files for one in loosened_policies(file, old, new, axis)]
-        if regions and all(
-            any(contains(body, span) for body, _ in regions for span in stack) for stack in stacks
-        ):
-            scope = functools.partial(with_policy, old=old, new=new, axis=axis)
-            yield (
-                f'write "{new}" instead of "{old}" on `{axis}` in every sbp.policy',
-                tuple(edit for _, edit in regions),
-                functools.partial(_rescoped, scope, lambda stack: True),
-            )
-
-
 def _looser_than(policy: Policy) -> tuple[Policy, ...]:
     """The policies that allow more than a policy, the nearest first."""
     return POLICIES[: POLICIES.index(policy)][::-1]
@@ -549,7 +516,7 @@ def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
     large, changes = limits.is_large(size), [*pins.every()]
     huge = large and most <= SHOWN
     splits = [one for one in changes if huge and one.kind == "pin"]
-    tries = [attempt(splits, most), *(_by_policy(fault, base, most) if huge else ())]
+    tries = [attempt(splits, most), *([_by_policy(fault, base, most)] if huge else [])]
     tries.append(
         attempt(
             (one for one in changes if one not in splits),
@@ -557,7 +524,7 @@ def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
         )
     )
     if not huge:
-        tries += _by_policy(fault, base, 0 if large and tries[-1].accepted else most)
+        tries.append(_by_policy(fault, base, 0 if large and tries[-1].accepted else most))
     for more, better in (
         (_beside_policy(fault, node), {"pin"}),
         (pins.pairs(), {"pin", "other pin", "drop"}),
@@ -587,10 +554,9 @@ def _base(fault: BlamedFault) -> tuple[Request, set[tuple[str, str]]]:
     return base, gone
 
 
-def _by_policy(fault: BlamedFault, base: Request, plans: int) -> list[Tried]:
+def _by_policy(fault: BlamedFault, base: Request, plans: int) -> Tried:
     """Policies that allow more, first with all faults in the program, then without the others; in a
-    large program the first that gives a typing. Those of all regions are tried where no other gives
-    one, since they change more than the line of the fault.
+    large program the first that gives a typing.
 
     Arguments:
       fault: the fault.
@@ -598,19 +564,13 @@ def _by_policy(fault: BlamedFault, base: Request, plans: int) -> list[Tried]:
       plans: the most plans.
     """
     diagnosis, found = fault.diagnosis, policy_to_blame(fault.request, fault.found)
-    if found is None:
-        return []
+    changes = (
+        change
+        for looser in (looser_policies(fault.request, found, fault.position) if found else ())
+        for change in _policy_changes(diagnosis, base, looser)
+    )
     helps = 1 if diagnosis.limits.is_large(diagnosis.request.size) else None
-
-    def attempt(loosers: Iterator[Looser]) -> Tried:
-        changes = [one for looser in loosers for one in _policy_changes(diagnosis, base, looser)]
-        return tried(changes, plans=plans, helps=helps, plan=lambda program: program)
-
-    _, policy, origin = found
-    tries = [attempt(looser_policies(fault.request, found, fault.position))]
-    if origin == "region" and not tries[0].accepted:
-        tries.append(attempt(looser_regions(fault.request, policy, fault.axis)))
-    return tries
+    return tried(changes, plans=plans, helps=helps, plan=lambda program: program)
 
 
 def _beside_policy(fault: BlamedFault, node: Node) -> Iterator[Change]:

@@ -308,55 +308,6 @@ def _in_text(statement: ast.stmt, line: int) -> bool:
     )
 
 
-def loosened_policies(
-    file: str, old: Policy, new: Policy, axis: str
-) -> Iterator[tuple[Span, SourceEdit]]:
-    """Edits that change the policy of a file's regions on one mesh axis, each behind the span of
-    the region's statements.
-
-    Arguments:
-      file: the file.
-      old: the policy to replace; a region that sets it on all axes gets a policy on `axis` inside.
-      new: the policy in its place.
-      axis: the mesh axis.
-    """
-    source, names = parsed_file(file), names_of_sbp(file)
-    for node in (n for n in ast.walk(source.tree) if isinstance(n, ast.With)):
-        last = span_of(node.body[-1], file)
-        body = replace(
-            span_of(node.body[0], file), end_line=last.end_line, end_column=last.end_column
-        )
-        for item in node.items:
-            text = _change_policy(item.context_expr, names, (old, new, axis), file)
-            if text:
-                yield body, SourceEdit(span=span_of(item.context_expr, file), replacement=text)
-
-
-def _change_policy(
-    call: ast.expr, names: SbpNames, change: tuple[Policy, Policy, str], file: str
-) -> str:
-    """The new source text of a policy call; empty where the call stays.
-
-    Arguments:
-      call: the call.
-      names: the names that the file has for sbp.
-      change: the old policy, the new one and the mesh axis.
-      file: the file.
-    """
-    old, new, axis = change
-    if not isinstance(call, ast.Call) or names.function(call.func) != "policy":
-        return ""
-    written = [a.value if isinstance(a, ast.Constant) else None for a in call.args]
-    if not written or written[0] != old or None in written:
-        return ""
-    func = exact_text(span_of(call.func, file))
-    if written[1:] == [axis]:
-        return f'{func}("{new}", "{axis}")'
-    if len(written) > 1 and axis not in written[1:]:
-        return ""
-    return f'{exact_text(span_of(call, file))}, {func}("{new}", "{axis}")'
-
-
 # ---- arguments of calls -------------------------------------------------------------------------
 
 

@@ -183,13 +183,6 @@ def in_a_region(a, b):
     return h * 2
 
 
-def region_of_two_lines(a, b):
-    with sbp.policy("explicit"):
-        h = jnp.tanh(a @ b)
-        g = jnp.sin(a @ b)
-    return h * g
-
-
 @pytest.mark.parametrize(
     ("fn", "in_types", "boxing", "help_"),
     [
@@ -203,12 +196,6 @@ def region_of_two_lines(a, b):
         ),
         (in_a_region, ACROSS, "auto", 'put line N under sbp.policy("auto", "dcn")'),
         (in_a_region, ACROSS, {"dcn": "explicit"}, 'put line N under sbp.policy("auto", "dcn")'),
-        (
-            region_of_two_lines,
-            PARTS,
-            "auto",
-            'write "reduce" instead of "explicit" on `dcn` in every sbp.policy',
-        ),
     ],
 )
 def test_the_policy_that_is_at_fault_is_told_and_gives_way(fn, in_types, boxing, help_):

@@ -10,7 +10,6 @@ from sbp.errors import Span
 from sbp.source.editing import (
     Part,
     convert_value,
-    loosened_policies,
     repin,
     under_policy,
 )
@@ -228,27 +227,6 @@ def test_a_lambda_does_not_run_where_it_stands():
     text = remember("g = lambda x: x + 1\n")
     region = under_policy(span(text, "x + 1"), "auto", "a")
     assert region is not None and not region[1]([span(text, "x + 1")])
-
-
-@pytest.mark.parametrize(
-    ("call", "after"),
-    [
-        ('sbp.policy("reduce", "a")', 'sbp.policy("auto", "a")'),
-        ('sbp.policy("reduce")', 'sbp.policy("reduce"), sbp.policy("auto", "a")'),
-        (
-            'sbp.policy("reduce", "a", "b")',
-            'sbp.policy("reduce", "a", "b"), sbp.policy("auto", "a")',
-        ),
-        ('sbp.policy("reduce", "b")', 'sbp.policy("reduce", "b")'),
-        ('sbp.policy("explicit", "a")', 'sbp.policy("explicit", "a")'),
-        ("sbp.policy(chosen)", "sbp.policy(chosen)"),
-        ('other.policy("reduce")', 'other.policy("reduce")'),
-    ],
-)
-def test_policies_give_way_in_their_regions(call, after):
-    text = remember(f"import sbp\nwith {call}:\n    y = x\n")
-    edits = [edit for _, edit in loosened_policies(FILE, "reduce", "auto", "a")]
-    assert edited_text(text, edits) == f"import sbp\nwith {after}:\n    y = x\n"
 
 
 def bound(text: str) -> VariableBinding | None:
