@@ -534,8 +534,9 @@ def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
             program_run(graph, every=True)(compared.values)
             for graph in filter(None, (compared.graph, compared.against))
         )
-        ends = first_unknown(ran, want, len(compared.mesh.axes))
-        said += [plain_diagnostic(compared.plain, ends)]
+        left_at = first_unknown(ran, want, len(compared.mesh.axes))
+        ended = [*itertools.chain(*ends.values())]
+        said += [plain_diagnostic(compared.plain, left_at, ended)]
     return tuple(
         sorted(said, key=lambda d: (d.primary is None, d.primary.span if d.primary else None))
     )

@@ -59,24 +59,29 @@ def _lost(run: ComparedRun) -> str:
     )
 
 
-def plain_diagnostic(run: ComparedRun, ends: Sequence[tuple[Node, float]]) -> Diagnostic:
+def plain_diagnostic(
+    run: ComparedRun, left_at: Sequence[tuple[Node, float]], ends: Sequence[Node]
+) -> Diagnostic:
     """A comparison with a plain function that shows a fault, in words.
 
     Arguments:
       run: the comparison.
-      ends: where the program leaves the plain function.
+      left_at: where the program leaves the plain function, each with the factor of its value.
+      ends: operations at which types end. They are marked if no value has a factor.
     """
     whole = f"a value of `{run.plain}`"
     left = f"its operands make up values of `{run.plain}`, its result does not"
     are = "are" if len(run.apart) > 1 else "is"
+    labels = labels_of(
+        (n, left if k == 1 else f"{k:g} times {whole}" if k > 1 else f"1/{1 / k:g} of {whole}")
+        for n, k in left_at
+    )
+    has_factors = any(k != 1 for _, k in left_at)
     return Diagnostic(
         code=DIFFERS,
         severity="error",
         title=f"{_results(run.apart)} {are} not as in `{run.plain}`",
-        labels=labels_of(
-            (n, left if k == 1 else f"{k:g} times {whole}" if k > 1 else f"1/{1 / k:g} of {whole}")
-            for n, k in ends
-        ),
+        labels=labels if has_factors else _end_labels(ends) or labels,
         notes=(run_text(run),),
     )
 
@@ -107,10 +112,7 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
             severity="note",
             title=f"{title}; you may intend this: {'; '.join(run.because)}",
         )
-    # Values that come from other devices are the most telling ones.
-    sent = [(n, "from another device") for n in ends if KINDS.get(n.op) in SENDING]
-    others = [(n, "depends on the device") for n in ends if KINDS.get(n.op) not in SENDING]
-    labels = labels_of([*sent, *others])
+    labels = _end_labels(ends)
     untyped = f"the marked values have no type on {axis}; " if labels else ""
     return Diagnostic(
         code=DIFFERS,
@@ -123,6 +125,13 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
             " an operation that only some devices are meant to run",
         ),
     )
+
+
+def _end_labels(ends: Sequence[Node]) -> tuple[Label, ...]:
+    """Labels on operations at which types end. Values from other devices tell most."""
+    sent = [(n, "from another device") for n in ends if KINDS.get(n.op) in SENDING]
+    others = [(n, "depends on the device") for n in ends if KINDS.get(n.op) not in SENDING]
+    return labels_of([*sent, *others])
 
 
 def labels_of(texts: Iterable[tuple[Node, str]]) -> tuple[Label, ...]:
@@ -183,8 +192,9 @@ def _factor(
     pairs = [(x, y) for x in _wholes(parts, axes) for y in values.get(x.shape, ())]
     if any(not differ(x, y) for x, y in pairs):
         return 1.0
-    if not (jnp.issubdtype(parts.dtype, jnp.inexact) and parts.size and np.ptp(abs(parts))):
-        return None  # of equal numbers, each is a multiple of the other
+    # Of equal numbers, each is a multiple of the other.
+    if not jnp.issubdtype(parts.dtype, jnp.inexact) or len(np.unique(abs(parts))) < 2:
+        return None
     factors = (k for k in itertools.starmap(factor_of, pairs) if k)
     whole = (k for k in factors if _is_whole(max(k, 1 / k)))
     return min(whole, key=lambda k: max(k, 1 / k), default=None)
