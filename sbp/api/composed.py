@@ -59,7 +59,7 @@ class Composed:
 
         @jax.custom_jvp
         def call(*flat: Any) -> list[Any]:
-            return plan()._inlined(flat)  # pyright: ignore[reportPrivateUsage]
+            return plan()._inlined(flat)  # pyright: ignore[reportPrivateUsage]  # not for users
 
         def push(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             moving = tuple(i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero))

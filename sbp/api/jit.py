@@ -168,7 +168,7 @@ class Jitted:
         plan = self._quick.get(quick)
         if plan is not None:
             plan.used = next(self._uses)
-            return plan._run(flat)  # pyright: ignore[reportPrivateUsage]
+            return plan._run(flat)  # pyright: ignore[reportPrivateUsage]  # not for users
         reader = self._on(mesh)
         signature, leaves = reader.read(args, kwargs)
         key = mesh, signature.key
@@ -180,7 +180,7 @@ class Jitted:
             if len(self._quick) >= MOST_PLANS:
                 self._quick.clear()  # they come back with the next calls
             self._quick[quick] = plan
-        return plan._run(leaves)  # pyright: ignore[reportPrivateUsage]
+        return plan._run(leaves)  # pyright: ignore[reportPrivateUsage]  # not for users
 
     def _call_composed(
         self, flat: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]

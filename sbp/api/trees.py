@@ -82,8 +82,8 @@ def fill(tree: Any, leaves: Sequence[Any], paths: Sequence[KeyPath], depth: int 
 
 
 def layer_paths(leaves: Iterable[Any], named: int) -> tuple[KeyPath, ...]:
-    """The paths of leaves with stars for the numbers of layers, which are positions in lists or the
-    ends of keys: those of one leaf in all layers are equal.
+    """The paths of leaves, with a star for the number of a layer: a position in a list, or the end
+    of a key. So a leaf has the same path in all layers.
 
     Arguments:
       leaves: the leaves.

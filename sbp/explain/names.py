@@ -164,8 +164,8 @@ class Names(Dataflow):
         return "" if maker is None or maker.in_gradient else expression_at(maker.span)[1]
 
     def preimages(self, operand: Operand, code: Code) -> Iterator[tuple[Operand, Code]]:
-        """A value with a code, and those that casts, other elementwise operators of one operand,
-        and transposes make it of, with the codes that they have then."""
+        """A value with a code, then the value that it is made of by a cast, a transpose or another
+        elementwise operator of one operand, with its code there, and so on."""
         yield operand, code
         maker = self.maker(operand)
         moves = maker is not None and maker.op == lax.transpose_p.name

@@ -187,8 +187,8 @@ def first_unknown(ran: Ran, want: Ran, axes: int) -> list[tuple[Node, float]]:
 def _factor(
     parts: np.ndarray, axes: int, values: Mapping[tuple[int, ...], Sequence[np.ndarray]]
 ) -> float | None:
-    """By which factor a value is one of several values: 1.0, or else a whole number or the inverse
-    of one, the nearest to 1."""
+    """The factor by which a value is a multiple of one of several values: 1.0 if there is one, or
+    else the whole number or inverse that is nearest to 1. None if it is no such multiple."""
     pairs = [(x, y) for x in _wholes(parts, axes) for y in values.get(x.shape, ())]
     if any(not differ(x, y) for x, y in pairs):
         return 1.0

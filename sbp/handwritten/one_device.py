@@ -303,9 +303,9 @@ class Comparisons:
             return None
 
     def tell_apart(self, other: Callable[[Sequence[Any]], Ran]) -> tuple[Ran, tuple[int, ...]]:
-        """The run of another program, and the results that differ from those of this program. If
-        none do, both run on the other values: values may hide a fault, as the best element of each
-        shard may be the best of all."""
+        """Runs another program; returns its run, and the positions of results that differ from the
+        results of this program. If none differ, both programs run on the other values. Values may
+        hide a fault: the best element of each shard may be the best of all."""
         want = other(self.values)
         differs = _differing(self.got, want)
         if not differs:

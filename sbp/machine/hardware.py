@@ -110,10 +110,10 @@ class Hardware:
       joined_devices: devices of one node or pod. Where `beyond` is None, a node has no limit.
       beyond: the network between nodes or pods; None for none.
       slow_axes: mesh axes that run over a network of their own; see `with_axis`.
-      whole_scatter_devices: the most devices of a mesh over all of which the compiler keeps a
-          reduce-scatter. Over more it makes an all-reduce of one, so there sbp runs it in two
-          stages, over groups of devices, which send as many bytes. None for any number; on a torus
-          of TPUs, None is the figure of the v6e.
+      whole_scatter_devices: the compiler keeps a reduce-scatter over the whole mesh up to this
+          number of devices. On larger meshes it makes an all-reduce of the reduce-scatter. There
+          sbp runs two stages over groups of devices, which send as many bytes. None is any number;
+          on a torus of TPUs, None is the number of the v6e.
       overlaps: whether a device computes while it sends.
       host_bytes_per_second: the rate at which one device copies to or from host memory, one way.
       platform: JAX's name of the platform, which a plan on an abstract mesh is lowered for.

@@ -76,7 +76,7 @@ class Maker(Writer):
         return view_of(self.graph, self.wiring.maker(value), value)
 
     def padded(self, node: Node, x: Operand, dim: int, shape: tuple[int, int, int]) -> Node:
-        """A copy of a pad that pads another value; `dim` and `shape` are those of `Writer.pad`."""
+        """The same pad of another value; `dim` and `shape` are as in `Writer.pad`."""
         params = {"padding_config": padding(self.graph.aval(x), dim, *shape)}
         return dataclasses.replace(node, inputs=(x, node.inputs[1]), params=params)
 

@@ -644,7 +644,8 @@ def _own_folder_and_whole_tracebacks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (tmp_path / name).write_bytes(data)
     for name, value in {"SIZES": (1024,), "SPAN": 1e-4, "ROWS": 64}.items():
         monkeypatch.setattr(calibrate, name, value)
-    before = jax.config.jax_traceback_filtering  # pyright: ignore[reportAttributeAccessIssue]
+    options: Any = jax.config  # JAX adds its options at run time
+    before = options.jax_traceback_filtering
     jax.config.update("jax_traceback_filtering", "off")
     yield
     jax.config.update("jax_traceback_filtering", before)
