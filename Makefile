@@ -23,6 +23,8 @@
 #                                       sbp.jit: passed, failed, not applicable with reasons
 #   make deep [ONLY="laws test-tpu"]    all tests with all their cases; writes docs/deep.md; resumes when
 #                                       interrupted
+#   make lock                           the gate's cases of the test files that changes concern; those that
+#                                       pass do not run in the gate until something they ran changes
 #   make mutants [ARGS="--count 200"]   faults put into the package, and which cases find them
 #   make notebooks [PYTEST_ARGS="-k 05"] run the notebooks and write their outputs anew
 #   make bench [ARGS="..."]             the benchmarks, compiled for TPU ahead of time
@@ -63,7 +65,7 @@ TPU_AOT_ENV := TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v4-8 TPU_WORKER_HOSTNAM
 
 PYTEST = pytest -n $(TEST_JOBS) --dist worksteal
 
-.PHONY: docs train test test-all laws locked notebooks test-newest test-on-newest test-tpu test-multiprocess screenshots real fuzz deep mutants bench lint format clean
+.PHONY: docs train test test-all laws lock notebooks test-newest test-on-newest test-tpu test-multiprocess screenshots real fuzz deep mutants bench lint format clean
 
 train: $(VENV)/.installed-gshard
 	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PY) -m examples.gshard.train $(ARGS)
@@ -77,8 +79,8 @@ test-all: $(VENV)/.installed
 laws: $(VENV)/.installed
 	SBP_EXHAUSTIVE=$(EXHAUSTIVE) $(PY) -m $(PYTEST) -m laws $(SLICED_TESTS) $(PYTEST_ARGS)
 
-locked: $(VENV)/.installed
-	SBP_EXHAUSTIVE=$(EXHAUSTIVE) $(PY) -m $(PYTEST) $(LOCKED_TESTS) $(PYTEST_ARGS)
+lock: $(VENV)/.installed
+	$(PY) -m tests.lock $(ARGS)
 
 notebooks: $(VENV)/.installed
 	SBP_UPDATE_GOLDEN=1 $(PY) -m pytest -q tests/test_notebooks.py -k outputs $(PYTEST_ARGS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ("tests.gate", "tests.case_seconds", "tests.commands")
+pytest_plugins = ("tests.gate", "tests.lock", "tests.case_seconds", "tests.commands")
 
 FLAGS = {
     "--xla_force_host_platform_device_count": "8",

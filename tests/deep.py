@@ -4,8 +4,7 @@
 
 Logs, and the cases that have passed, are in `build/deep`. Running again on the same commit resumes:
 stages that passed are skipped, and an interrupted stage goes on after the cases that passed.
-`docs/deep.md` has one row for each stage, for its latest run. The stage `locked` runs the tests of
-the lock (`tests/lock.py`) and writes it.
+`docs/deep.md` has one row for each stage, for its latest run.
 """
 
 import argparse
@@ -19,7 +18,6 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests import lock
 from tests.case_seconds import read_table
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +28,6 @@ STAGES = {
     "lint": ("lint",),
     "test-all": ("test-all",),
     "laws": ("laws",),
-    "locked": ("locked", f"LOCKED_TESTS={' '.join(lock.TESTS)}"),
     "test-newest": ("test-newest", "NEWEST_TESTS=tests", "NEWEST_EXTRAS=gshard,dev"),
     "test-tpu": ("test-tpu",),
     "test-multiprocess": ("test-multiprocess",),
@@ -40,7 +37,7 @@ STAGES = {
     "real": ("real", "ARGS=--write docs/real-programs.md"),
 }
 """What each stage gives to `make`."""
-RESUMED = ("test-all", "laws", "locked", "test-newest")
+RESUMED = ("test-all", "laws", "test-newest")
 """Stages whose tests go on after the cases that passed."""
 
 HEAD = """# The deep run
@@ -91,12 +88,9 @@ def main() -> int:
     if unknown := [stage for stage in stages if stage not in STAGES]:
         parser.error(f"no stage is named {', '.join(unknown)}; known: {', '.join(STAGES)}")
     LOGS.mkdir(parents=True, exist_ok=True)
-    sources = lock.current()
     ended = [run(stage, commit()) for stage in stages]
     PAGE.write_text(page({e.stage: e for e in ended}, PAGE.read_text("utf-8")), "utf-8")
     passed = {e.stage for e in ended if e.passed}
-    if "locked" in passed and lock.current() == sources:
-        lock.write()
     failed = [e.stage for e in ended if not e.passed]
     print(f"deep: {len(passed)} stages passed" + (f"; failed: {', '.join(failed)}" * bool(failed)))
     return bool(failed)
@@ -169,7 +163,7 @@ def commit() -> str:
     head = ["git", "rev-parse", "--short", "HEAD"]
     changed = [
         *("git", "status", "--porcelain", "--", "."),
-        *(":!docs/deep.md", ":!docs/real-programs.md", ":!tests/lock.txt"),
+        *(":!docs/deep.md", ":!docs/real-programs.md"),
     ]
     name = subprocess.run(head, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     status = subprocess.run(changed, cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -7,8 +7,8 @@ of that file names a test and the number of its cases to run, or one case that a
     tests/run/test_boxing.py::test_two_axes[S(0)-B]
 
 A hash of their names decides which cases of a test are taken, so a new case changes no other. Tests
-that are not listed run with all their cases. Cases whose verdict is in the lock do not run again
-(`tests/lock.py`).
+that are not listed run with all their cases. The files of tests that are in the lock do not run
+again (`tests/lock.py`).
 """
 
 from __future__ import annotations
@@ -73,27 +73,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 LEFT = pytest.StashKey[tuple[int, int]]()
-"""How many cases are left to the deep run, and how many are locked."""
+"""How many cases are left to the deep run, and how many files are locked."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out the files of the lock."""
+    if not config.getoption("--gate") or config.getoption("--record"):
+        return None
+    from tests import lock
+
+    if not collection_path.match("test_*.py") or not lock.unchanged(collection_path):
+        return None
+    cases, files = config.stash.get(LEFT, (0, 0))
+    config.stash[LEFT] = (cases, files + 1)
+    return True
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--gate"):
-        from tests import lock
-
         taken = Gate.read().taken(item.nodeid for item in items)
-        locked = {name for name in taken if lock.unchanged(name)}
-        out = [item for item in items if item.nodeid not in taken - locked]
-        items[:] = [item for item in items if item.nodeid in taken - locked]
+        out = [item for item in items if item.nodeid not in taken]
+        items[:] = [item for item in items if item.nodeid in taken]
         config.hook.pytest_deselected(items=out)
-        config.stash[LEFT] = (len(out) - len(locked), len(locked))
+        config.stash[LEFT] = (len(out), config.stash.get(LEFT, (0, 0))[1])
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A worker of pytest-xdist sends the counts to the process that shows them."""
+    left = session.config.stash.get(LEFT, None)
     output = getattr(session.config, "workeroutput", None)
-    if output is not None and LEFT in session.config.stash:
-        output["left"] = session.config.stash[LEFT]
+    if output is not None and left is not None:
+        output["left"] = left
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and left is not None and left[1]:
+        session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -106,5 +120,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     left = terminalreporter.config.stash.get(LEFT, None)
     if left is not None:
         terminalreporter.line(
-            f"gate: {left[0]} cases are left to `make deep`, {left[1]} are in the lock"
+            f"gate: {left[0]} cases are left to `make deep`; {left[1]} test files did not run again"
+            " (tests/lock.py)"
         )

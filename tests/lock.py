@@ -1,222 +1,231 @@
-"""The lock: cases that the gate does not repeat, because nothing that they depend on has changed.
+"""The lock: test files that the gate does not run again, because nothing that they ran has changed.
 
-`tests/lock.txt` has a hash for each primitive and for each locked test module, from the last deep
-run in which their cases passed. The hash of a primitive covers the modules of its rule with all
-that they import (kernels, oracle, theorems), and the tests of laws. The hash of a test module
-covers its imports and the files of its folder except other tests. Docstrings and comments of the
-package do not count. Both hashes cover the versions of Python, JAX, NumPy, Z3, Flax and Optax.
-`make deep` ignores the lock, and its stage `locked` writes it.
+    python -m tests.lock [FILE ..]
+
+runs the gate's cases of each test file that has changed since it was locked, or of the files that
+you name, each in a process of its own. For each file that passes, it writes to `lock.json.xz`
+which functions of the package ran, which files were read, which folders were listed, and a hash of
+all these. `pytest --gate` leaves out a file whose hash is still the same. The hash also covers the
+versions of Python and of the packages, and the lines of `gate.txt` that name the file. A file that
+starts other processes depends on the whole package. `make deep` does not use the lock.
 """
 
+import argparse
 import ast
+import builtins
 import hashlib
+import importlib.abc
+import importlib.machinery
 import importlib.metadata
+import json
+import lzma
+import os
 import platform
-import re
-from collections.abc import Collection, Iterable
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
-import grimp
+import pytest
 
-ROOT = Path(__file__).parents[1]
-FILE = Path(__file__).with_name("lock.txt")
-LAWS = tuple(
-    ROOT / "tests" / "signatures" / f"test_{name}.py" for name in ("laws", "complete", "proofs")
+from tests import definitions
+from tests.definitions import ROOT
+
+FILE = Path(__file__).with_name("lock.json.xz")
+UNLOCKED = ("tests/test_docs.py", "tests/test_gate.py", "tests/test_house.py")
+"""Files that always run: they read most of the checkout."""
+OF_THE_GATE = tuple(
+    f"tests/{name}" for name in ("gate.py", "gate.txt", "lock.py", "case_seconds.py")
 )
-"""Modules with laws."""
-OF_PRIMITIVES = ("test_rows_hold", "test_no_row_is_missing", "test_no_theorem_of_a_row_is_refuted")
-"""Their tests that have a case for each primitive."""
-MODULES = (
-    "tests/gallery/test_gallery.py",
-    "tests/handwritten/test_manual.py",
-    "tests/shardmap/test_alone.py",
-    "tests/shardmap/test_practice.py",
-    "tests/shardmap/test_wrong.py",
-)
-"""Tests that are locked as a whole: the gallery, and programs written by hand."""
-TESTS = (*(path.relative_to(ROOT).as_posix() for path in LAWS), *MODULES)
-"""All that is locked."""
-REGISTRY = ("sbp.signatures", "sbp.signatures.families")
-"""They import all rules; a test that asks them for a rule by its name needs that rule only."""
+"""Files that choose and measure cases, and change no verdict."""
+UNTRACKED = ("build", "runs", "__pycache__", "sbp_jax.egg-info")
+"""Folders that are not in the repository, beside hidden ones."""
+SOURCE_READERS = ("linecache.py", "tokenize.py")
+"""They read the source of functions that ran, for error messages."""
+PROCESS = "process"
+"""What a test file depends on if it starts a process: all of the package."""
+RAN = "__sbp_ran__"
 
 
-def key(node: str) -> str | None:
-    """What a case is locked by: a primitive or its test module; None where it always runs."""
-    file, _, test = node.partition("::")
-    if file in MODULES:
-        return file
-    name, _, case = test.partition("[")
-    primitive = case.removesuffix("]")
-    return primitive if name in OF_PRIMITIVES and primitive in primitives() else None
-
-
-def current() -> dict[str, str]:
-    """The hashes of this checkout."""
-    return {name: of_primitive(name) for name in primitives()} | {m: of_tests(m) for m in MODULES}
-
-
-def read() -> dict[str, str]:
-    """The hashes of the file."""
-    return dict(line.rsplit(" ", 1) for line in FILE.read_text("utf-8").splitlines())
-
-
-def write() -> None:
-    """Writes the hashes of this checkout to the file."""
-    FILE.write_text("".join(f"{name} {found}\n" for name, found in sorted(current().items())))
-
-
-def unchanged(case: str) -> bool:
-    """Whether the lock has the verdict of a case."""
-    name = key(case)
-    return name is not None and locked().get(name) == found(name)
+def unchanged(path: Path) -> bool:
+    """Whether a test file has passed with all that it depends on."""
+    test = _relative(path)
+    if test in UNLOCKED or test not in locked():
+        return False
+    return locked()[test]["hash"] == hash_of(test, locked()[test]["ran"])
 
 
 @cache
-def locked() -> dict[str, str]:
-    return read()
+def locked() -> dict[str, dict[str, Any]]:
+    return json.loads(lzma.decompress(FILE.read_bytes())) if FILE.exists() else {}
 
 
-@cache
-def found(name: str) -> str:
-    return of_tests(name) if name in MODULES else of_primitive(name)
-
-
-@cache
-def primitives() -> frozenset[str]:
-    from sbp.signatures import known_primitives
-
-    return frozenset(known_primitives())
-
-
-def of_primitive(name: str) -> str:
-    """The hash of a primitive."""
-    word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
-    rules = [m for m in families() if word.search(_text(_file(m)))]
-    return _hash({*closure(rules, without=REGISTRY), *_laws()})
-
-
-@cache
-def _laws() -> frozenset[Path]:
-    return frozenset().union(*(imported(path, without=REGISTRY) for path in LAWS))
-
-
-def of_tests(module: str) -> str:
-    """The hash of a test module."""
-    return _hash(files_of(module))
-
-
-def files_of(module: str) -> set[Path]:
-    """What the verdict of a test module depends on: its imports, and its folder's other files."""
-    path = ROOT / module
-    others = (p for p in path.parent.rglob("*") if p.is_file() and p.suffix != ".pyc")
-    return {*imported(path), *(p for p in others if not p.match("test_*.py"))}
-
-
-@cache
-def graph() -> grimp.ImportGraph:
-    return grimp.build_graph("sbp")
-
-
-@cache
-def families() -> tuple[str, ...]:
-    """The modules with rules, and the modules of signatures that these import."""
-    package = "sbp.signatures.families"
-    found = graph().find_descendants(package) | graph().find_upstream_modules(package, True)
-    return tuple(sorted(m for m in found if m.startswith("sbp.signatures.")))
-
-
-def closure(modules: Iterable[str], without: Collection[str] = ()) -> set[Path]:
-    """The files of modules and of all that they import, without some modules."""
-    found = set(without)
-    todo = list(modules)
-    while todo:
-        if (name := todo.pop()) not in found:
-            found.add(name)
-            todo += _direct(name)
-    # A package's own module runs when one of its modules is imported.
-    packages = {m.rpartition(".")[0] for m in found} - {"", "sbp"}
-    return {_file(module) for module in packages | found.difference(without)}
-
-
-@cache
-def _direct(module: str) -> frozenset[str]:
-    return frozenset(graph().find_modules_directly_imported_by(module))
-
-
-@cache
-def _file(module: str) -> Path:
-    path = ROOT.joinpath(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
-def imported(path: Path, without: Collection[str] = ()) -> frozenset[Path]:
-    """The files that a file of the tests imports, itself and the package's included."""
-    found: set[Path] = set()
-    names: set[str] = set()
-    todo = [path, path.parent / "conftest.py", ROOT / "tests" / "conftest.py"]
-    while todo:
-        file = todo.pop()
-        if file in found or not file.exists():
-            continue
-        found.add(file)
-        for name in _imports(file):
-            if name.split(".")[0] == "sbp":
-                names.add(name if name in graph().modules else name.rpartition(".")[0])
-            else:
-                outer = name.rpartition(".")[0] or name
-                todo += [_file(name), _file(outer), file.parent / f"{outer}.py"]
-    return frozenset(found | closure(names, without))
-
-
-@cache
-def _imports(file: Path) -> frozenset[str]:
-    """The names that a file imports, of modules and of what is in them."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(_text(file))):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return frozenset(found)
-
-
-@cache
-def _text(path: Path) -> str:
-    return path.read_text("utf-8")
-
-
-def _hash(files: set[Path]) -> str:
-    whole = hashlib.sha256(" ".join(versions()).encode())
-    for path in sorted(files):
-        whole.update(digest(path))
+def hash_of(test: str, ran: Iterable[str]) -> str:
+    """The hash of what a test file ran and read, as it is in this checkout."""
+    listed = [line for line in _gate_lines() if line.startswith(test)]
+    whole = hashlib.sha256("\n".join([*versions(), *listed]).encode())
+    for name in ran:
+        whole.update(fingerprint(name))
     return whole.hexdigest()[:16]
 
 
 @cache
-def digest(path: Path) -> bytes:
-    name, content = str(path.relative_to(ROOT)), path.read_bytes()
-    if name.startswith("sbp/") and path.suffix == ".py":
-        content = code(content)
-    return hashlib.sha256(name.encode() + b"\0" + content).digest()
-
-
-def code(source: bytes) -> bytes:
-    """A module without docstrings, comments and layout."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(body := getattr(node, "body", None), list):
-            body[:] = [
-                one
-                for one in body
-                if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
-            ]
-    return ast.dump(tree).encode()
+def fingerprint(name: str) -> bytes:
+    """Of a function (`sbp/a.py:f`), the import of a module (`sbp/a.py:`), a folder (`a/`), or a
+    file."""
+    if name == PROCESS:
+        modules = sorted((ROOT / "sbp").rglob("*.py"))
+        return "\n".join(ast.dump(definitions.tree(_relative(p))) for p in modules).encode()
+    path, colon, function = name.partition(":")
+    if not (ROOT / path).exists():
+        return b"absent"
+    if colon:
+        return definitions.fingerprint(path, function)
+    if name == PROCESS:
+        texts = [
+            ast.dump(definitions.tree(_relative(p))) for p in sorted((ROOT / path).rglob("*.py"))
+        ]
+        return "\n".join(texts).encode()
+    if name.endswith("/"):
+        return " ".join(sorted(each for each in os.listdir(ROOT / path) if _counts(each))).encode()
+    content = (ROOT / path).read_bytes()
+    return content + definitions.references(path) if path.endswith(".py") else content
 
 
 @cache
 def versions() -> tuple[str, ...]:
     """Of what the verdicts depend on outside of the checkout."""
-    packages = {"jax", "jaxlib", "numpy", "z3-solver", "ml_dtypes", "flax", "optax"}
+    packages = {"jax", "jaxlib", "numpy", "z3-solver", "ml_dtypes", "flax", "optax", "rich"}
     found = {d.name: d.version for d in importlib.metadata.distributions() if d.name in packages}
     return platform.python_version(), *(f"{name} {found[name]}" for name in sorted(found))
+
+
+@cache
+def _gate_lines() -> tuple[str, ...]:
+    return tuple(FILE.with_name("gate.txt").read_text("utf-8").splitlines())
+
+
+def _relative(path: str | os.PathLike[str]) -> str:
+    """A path relative to the checkout; empty for one outside of it."""
+    name = os.path.relpath(os.path.abspath(path), ROOT).replace(os.sep, "/")
+    return "" if name.startswith("..") else name
+
+
+def _counts(name: str) -> bool:
+    hidden = any(part[:1] == "." or part in UNTRACKED for part in name.split("/"))
+    return not hidden and name not in OF_THE_GATE
+
+
+class Loader(importlib.machinery.SourceFileLoader):
+    """Loads a module of the package so that each of its functions notes that it runs."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = _relative(self.path)
+        module = ast.parse(self.get_data(self.path))
+        getattr(builtins, RAN)(f"{path}:")
+        for name, node in definitions.functions(module.body):
+            note = ast.parse(f"{RAN}({f'{path}:{name}'!r})").body[0]
+            for each in ast.walk(note):
+                ast.copy_location(each, node.body[0])
+            node.body.insert(definitions.is_docstring(node.body[0]), note)
+        return compile(module, self.path, "exec")
+
+
+class Recorder(importlib.abc.MetaPathFinder):
+    """Records what runs, which files are read and which folders are listed.
+
+    Arguments:
+      file: where the names are written.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.ran: set[str] = set()
+        setattr(builtins, RAN, self.ran.add)
+        sys.meta_path.insert(0, self)
+        sys.addaudithook(self.audit)
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        if fullname.split(".")[0] != "sbp":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.origin is not None:
+            spec.loader = Loader(fullname, spec.origin)
+        return spec
+
+    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen":
+            self.ran.add(PROCESS)
+        elif event in ("open", "os.listdir", "os.scandir"):
+            reader = sys._getframe(1).f_code.co_filename
+            imported = reader.startswith("<frozen importlib")
+            path = arguments[0]
+            if not isinstance(path, str | os.PathLike) or reader.endswith(SOURCE_READERS):
+                return
+            if event != "open" and ("importlib" in reader or f"{os.sep}_pytest{os.sep}" in reader):
+                return
+            name = _relative(path)
+            if name.endswith(".pyc"):
+                folder, _, last = name.rpartition("__pycache__/")
+                name = f"{folder}{last.split('.')[0]}.py"
+            if name and _counts(name) and not (imported and name.startswith("sbp/")):
+                self.ran.add(name if event == "open" else f"{name}/")
+
+    def pytest_sessionfinish(self) -> None:
+        found = (name for name in self.ran if ":" in name or (ROOT / name).exists())
+        self.file.write_text("\n".join(sorted(found)))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", type=Path, metavar="FILE", help="write what runs (tests.lock)")
+
+
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    file = early_config.known_args_namespace.record
+    if file is not None:
+        early_config.pluginmanager.register(Recorder(file), "sbp-recorder")
+
+
+def record(test: str) -> list[str] | None:
+    """What a test file runs and reads; None if a case fails or none runs."""
+    file = ROOT / "build" / "lock" / f"{test.replace('/', '.')}.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.lock", f"--record={file}", "--gate"]
+    process = subprocess.run(
+        [*command, "-q", "-p", "no:cacheprovider", "--no-header", test],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    print(f"{test}: {process.stdout.splitlines()[-1]}", flush=True)
+    if process.returncode not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+        print(process.stdout)
+        return None
+    return file.read_text().splitlines() if process.returncode == 0 else None
+
+
+def main() -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.lock", description=__doc__)
+    parser.add_argument("files", nargs="*", metavar="FILE", help="test files")
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    every = [test for path in paths if (test := _relative(path)) not in UNLOCKED]
+    files = parser.parse_args().files or [t for t in every if not unchanged(ROOT / t)]
+    found = {test: entry for test, entry in locked().items() if test in every}
+    with ThreadPoolExecutor(2) as pool:
+        for test, ran in zip(files, pool.map(record, files), strict=True):
+            if ran is None:
+                found.pop(test, None)
+            else:
+                found[test] = {"hash": hash_of(test, ran), "ran": ran}
+            FILE.write_bytes(lzma.compress(json.dumps(dict(sorted(found.items()))).encode()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

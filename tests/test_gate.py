@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests import lock
+from tests import definitions, lock
 from tests.case_seconds import read_table
 from tests.gate import LIST, Gate
 from tests.mutants import mutate
@@ -43,41 +43,77 @@ def test_the_lists_name_tests():
         assert re.search(rf"def {re.escape(test.split('[')[0])}\(", text), name
 
 
-def test_a_primitive_is_locked_by_its_rule(monkeypatch):
-    """A changed rule changes the hashes of its primitives, and a changed oracle those of all."""
-    names = ("neg", "conv_general_dilated", "cumsum", "sort")
-    before = {name: lock.of_primitive(name) for name in names}
-    digest = lock.digest
+@pytest.fixture
+def fingerprint_in(tmp_path, monkeypatch):
+    """The fingerprint of `f` of `sbp/a.py`, in a package of these two texts."""
+    monkeypatch.setattr(definitions, "ROOT", tmp_path)
+    (tmp_path / "sbp").mkdir()
+    cached = (definitions.tree, definitions.parsed, definitions._definition, definitions._file)
 
-    def differ(file):
-        changed = lambda path: b"" if path == lock.ROOT / file else digest(path)
-        monkeypatch.setattr(lock, "digest", changed)
-        return [name for name in names if lock.of_primitive(name) != before[name]]
+    def fingerprint(a, b=""):
+        (tmp_path / "sbp" / "a.py").write_text(a)
+        (tmp_path / "sbp" / "b.py").write_text(b)
+        for each in cached:
+            each.cache_clear()
+        return definitions.fingerprint("sbp/a.py", "f")
 
-    assert differ("sbp/signatures/families/windows.py") == ["conv_general_dilated"]
-    assert differ("sbp/signatures/families/reduction.py") == ["cumsum", "sort"]
-    assert differ("sbp/signatures/laws/oracle.py") == list(names)
-    assert differ("sbp/infer/rows.py") == []
-
-
-def test_docstrings_and_comments_of_the_package_do_not_count():
-    texts = '"""A."""\ndef f(x):\n    """B."""\n    return x', "def f(x): return x  # why", "x"
-    first, same, other = (lock.code(text.encode()) for text in texts)
-    assert first == same != other
+    yield fingerprint
+    for each in cached:
+        each.cache_clear()
 
 
-def test_a_locked_test_module_is_locked_by_its_data_and_imports():
-    files = {str(p.relative_to(lock.ROOT)) for p in lock.files_of("tests/gallery/test_gallery.py")}
-    assert "tests/gallery/training.py" in files and "sbp/explain/faults.py" in files
-    assert any(name.startswith("tests/gallery/golden/") for name in files)
-    assert not any(name.startswith("sbp/moe/") for name in files)
+def test_a_function_depends_on_its_code_and_the_definitions_that_it_names(fingerprint_in):
+    code = (
+        "from sbp import b\nfrom sbp.b import K, C\n\ndef g(): return 1\n\ndef f(): return {} + g()"
+    )
+    other = "L = 2\nK = [L]\nclass C:\n    x: int = L\n    def m(self): return 1\n"
+    for uses in ("K", "b.K", "C()", "(lambda: C)"):
+        before = fingerprint_in(code.format(uses), other)
+        assert before != fingerprint_in(code.format(uses), other.replace("L = 2", "L = 3"))
+        assert before != fingerprint_in(code.format(f"1 + {uses}"), other)
+        assert before == fingerprint_in(code.format(uses), f"{other}\nM = 5\ndef h(): return 1")
+        assert before == fingerprint_in(f"# why\n{code.format(uses)}", other)
+        # Other functions have fingerprints of their own.
+        assert before == fingerprint_in(code.format(uses).replace("return 1", "return 2"), other)
+        assert before == fingerprint_in(code.format(uses), other.replace("return 1", "return 2"))
+    no_use = fingerprint_in(code.format("1"), other)
+    assert no_use == fingerprint_in(code.format("1"), other.replace("L = 2", "L = 3"))
+
+
+def test_docstrings_and_comments_of_the_package_do_not_count(fingerprint_in):
+    first = fingerprint_in('"""A."""\ndef f(x):\n    """B."""\n    return x')
+    assert first == fingerprint_in("def f(x): return x  # why")
+    assert first != fingerprint_in("def f(x): return -x")
+
+
+def test_a_module_depends_on_what_acts_when_it_is_imported():
+    """A rule is registered by a decorator, so all that import its module depend on its traits."""
+    module = definitions.parsed("sbp/signatures/families/windows.py")
+    assert any("traits" in ast.dump(effect) for effect in module.effects)
+    assert definitions.parsed("sbp/solve/search.py").effects == []
+
+
+def test_a_recorded_run_names_what_it_ran_and_read(pytest_process, tmp_path):
+    text = (
+        "from pathlib import Path\n"
+        "def test_a():\n"
+        "    from sbp.machine.mesh import make_mesh\n"
+        "    assert make_mesh((8,), ('d',)).size == 8\n"
+        "    assert Path('tests/phrases.txt').read_text() and list(Path('docs').iterdir())\n"
+    )
+    record = tmp_path / "record"
+    said = pytest_process(text, "--gate", f"--record={record}").communicate()[0]
+    ran = set(record.read_text().splitlines())
+    assert "1 passed" in said
+    assert {"sbp/machine/mesh.py:make_mesh", "sbp/types.py:", "tests/phrases.txt", "docs/"} <= ran
+    assert "sbp/solve/search.py:solve" not in ran and lock.PROCESS not in ran
 
 
 def test_the_lock_names_what_is_there():
-    assert lock.read().keys() <= {*lock.primitives(), *lock.MODULES}
-    assert lock.key("tests/signatures/test_laws.py::test_rows_hold[scatter-add]") == "scatter-add"
-    assert lock.key("tests/signatures/test_proofs.py::test_contractions[max]") is None
-    assert lock.key("tests/plan/test_saving.py::test_a[add]") is None
+    assert lock.locked()
+    for test, entry in lock.locked().items():
+        assert (lock.ROOT / test).exists() and test not in lock.UNLOCKED
+        assert test in entry["ran"]
 
 
 @pytest.mark.parametrize("area", mutate.AREAS)

@@ -4,6 +4,7 @@
 """
 
 import ast
+import subprocess
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,25 @@ def test_rule(rule: str):
 def test_statements_only_become_fewer():
     found = list(house.counts_equal_limits(size.counted(), size.limits()))
     assert not found, "\n".join(found)
+
+
+def test_the_top_level_has_only_what_belongs_there():
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=house.ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("git is absent, or this is no checkout")
+    found = {name.split("/")[0] for name in listed.stdout.splitlines() if name[0] != "."}
+    folders = {"sbp", "tests", "notebooks", "examples", "benchmarks", "tools", "docs"}
+    files = {
+        "pyproject.toml",
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "Makefile",
+    }
+    assert found == folders | files
 
 
 def test_statements_say_no():

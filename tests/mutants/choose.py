@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.case_seconds import read_table
 from tests.gate import LIST, drawn
-from tests.lock import imported
+from tests.lock import locked
 from tests.mutants.lines import Lines, recorded
 from tests.mutants.mutate import ROOT
 from tests.mutants.run import VERDICTS
@@ -107,8 +107,8 @@ def measured(line: str, tests: Container[str]) -> bool:
 
 def asks_for_more(test: str) -> bool:
     """Whether a test file imports packages that the newest JAX is tested without."""
-    files = [path for path in imported(ROOT / test) if path.is_relative_to(ROOT / "tests")]
-    return any(OTHER_PACKAGES.search(path.read_text("utf-8")) for path in files)
+    files = {test, *(name for name in locked()[test]["ran"] if name.endswith(".py"))}
+    return any(OTHER_PACKAGES.search((ROOT / name).read_text("utf-8")) for name in files)
 
 
 def of_newest(lines: dict[str, Lines], seconds: dict[str, float], most: float) -> list[str]:
