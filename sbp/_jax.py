@@ -37,7 +37,8 @@ from jax.extend.random import threefry2x32_p
 from jax.interpreters import ad, batching, mlir, partial_eval as pe
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from sbp.errors import Span, tracebacks
+from sbp.errors import Span
+from sbp.frames import tracebacks
 
 __all__ = [
     "ClosedJaxpr",
@@ -58,8 +59,7 @@ ASCII, or one of several devices a backslash, seen up to JAX 0.11
 (`tests/machine/test_network.py`)."""
 
 MERGES_SLICES = jax.__version_info__[:2] < (0, 12)
-"""Whether XLA for CPU merges a slice of a slice without the inner one's bounds, seen up to JAX
-0.11."""
+"""Whether XLA for CPU drops the bounds of the inner one of two slices, seen up to JAX 0.11."""
 
 # Frames of sbp itself are never the user's: diagnostics point at the line that called it. `sbp.moe`
 # is a user of sbp. Frames have the path of the import, as in `notebooks/../sbp/_jax.py`.

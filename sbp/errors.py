@@ -2,20 +2,18 @@
 
 import contextlib
 import difflib
-import functools
-import inspect
 import os
 import re
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import FrameType, TracebackType
 from typing import Any, ClassVar, Literal, Self
 
 import jax
+
+from sbp.frames import users_stacklevel
 
 # ---- places in the source -----------------------------------------------------------------------
 # Pieces of the user's source, and the names that files are shown under.
@@ -645,43 +643,6 @@ def note(found: Diagnostic) -> None:
     noted = _NOTED.get()
     if noted is not None:
         noted.append(found)
-
-
-_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
-_OTHERS = os.path.join(os.path.dirname(jax.__file__), ""), contextlib.__file__, functools.__file__
-
-
-def is_users(frame: FrameType) -> bool:
-    """Whether a frame is outside of sbp and JAX. `sbp.moe` is a user of sbp."""
-    file = os.path.abspath(frame.f_code.co_filename)
-    in_moe = file.startswith(os.path.join(_FOLDER, "moe", ""))
-    return in_moe or not file.startswith((_FOLDER, *_OTHERS))
-
-
-def users_stacklevel() -> int:
-    """The `stacklevel` with which `warnings.warn`, called by the same function, points at the
-    user's innermost line."""
-    frames = enumerate(traceback.walk_stack(inspect.currentframe()))
-    return next((level for level, (frame, _) in frames if is_users(frame)), 1)
-
-
-def tracebacks(error: BaseException) -> Iterator[TracebackType]:
-    """The traceback of an error, frame by frame, the outermost first."""
-    at = error.__traceback__
-    while at is not None:
-        yield at
-        at = at.tb_next
-
-
-def users_traceback(error: BaseException) -> TracebackType | None:
-    """The traceback of an error without the frames of sbp and of JAX; the whole one where JAX shows
-    its own (`jax_traceback_filtering` is "off")."""
-    if getattr(jax.config, "jax_traceback_filtering", "") == "off":
-        return error.__traceback__
-    made = None
-    for one in reversed([t for t in tracebacks(error) if is_users(t.tb_frame)]):
-        made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    return made
 
 
 def warn(code: str, subject: str, text: str, *, span: Span | None = None) -> None:

@@ -30,11 +30,10 @@ from sbp.errors import (
     SbpError,
     correcting,
     counted,
-    is_users,
     nearest,
     refused,
-    users_traceback,
 )
+from sbp.frames import around_users_function, is_users, users_traceback
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -210,7 +209,8 @@ def _arguments(
 
 def public(function: Callable[Params, Result]) -> Callable[Params, Result]:
     """A decorator of functions that users call: an error of sbp that leaves one has a traceback of
-    the user's frames, and no cause inside of sbp or JAX."""
+    the user's frames, and no cause inside of sbp or JAX. The traceback of an error that the user's
+    function raises has no frames of sbp."""
 
     @functools.wraps(function)
     def called(*args: Params.args, **kwargs: Params.kwargs) -> Result:
@@ -222,6 +222,8 @@ def public(function: Callable[Params, Result]) -> Callable[Params, Result]:
             frames = users_traceback(cause) if cause else None
             told = cause.with_traceback(frames) if cause and frames else None
             raise error.with_traceback(users_traceback(error)) from told
+        except Exception as error:
+            raise error.with_traceback(around_users_function(error))  # noqa: B904
 
     return called
 

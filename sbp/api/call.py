@@ -511,8 +511,9 @@ class CallReader:
         if in_types is None:
             return leaves
         mine, rest = leaves[:positional], leaves[positional:]
-        if is_by_name(in_types, arguments[0][0] if len(heads) == 1 else None, heads):
-            return [*self._by_pattern(heads, mine), *rest]
+        only, keywords = arguments[0][0] if len(heads) == 1 else None, tree.children()[1]
+        if is_by_name(in_types, only, [*heads, *keywords.node_data()[1]]):
+            return self._by_pattern(heads, leaves)
         if isinstance(in_types, list) and len(heads) > 1:
             in_types = tuple(in_types)
         if not isinstance(in_types, tuple):
@@ -521,7 +522,8 @@ class CallReader:
             raise refused(
                 f"{option} has {len(in_types)} {'entry' if len(in_types) == 1 else 'entries'} for"
                 f" {counted(len(heads), 'non-static positional argument')} ({', '.join(heads)});"
-                " give one entry for each argument that the call passes by position",
+                " give one entry for each argument that the call passes by position, or a dict by"
+                " argument name",
                 ValueError,
             )
         found = (
@@ -538,25 +540,32 @@ class CallReader:
         return [*(leaf for own in found for leaf in own), *rest]
 
     def _by_pattern(self, heads: Sequence[str], leaves: Sequence[Leaf]) -> list[Leaf]:
-        """Positional arguments where `in_types` is one dict of patterns for all of them. A path
-        goes with and without the name of its argument."""
-        owners = [str(heads[leaf.path[1].idx]) for leaf in leaves]
+        """Arguments where `in_types` is one dict of patterns for all of them. A path goes with and
+        without the name of its argument. A keyword argument that no pattern names stays as it
+        is."""
+        owners = [_owner(leaf.path, heads) for leaf in leaves]
         ways = [
             [(owner, *path_names(leaf.path[2:])), path_names(leaf.path[2:])]
             for owner, leaf in zip(owners, leaves, strict=True)
         ]
         entries = types_by_pattern(self.options.in_types, ways, "in_types")
         return [
-            read_entry(t, leaf, ("in_types", owner), self.spec, skip=2)
+            leaf
+            if t is None and leaf.path[0].idx
+            else read_entry(t, leaf, ("in_types", owner), self.spec, skip=2)
             for t, owner, leaf in zip(entries, owners, leaves, strict=True)
         ]
 
 
+def _owner(path: KeyPath, heads: Sequence[str]) -> str:
+    """The name of the argument that a leaf is in."""
+    where, which, *_ = path
+    return str(which.key if where.idx else heads[which.idx])
+
+
 def _leaf_name(path: KeyPath, heads: Sequence[str]) -> str:
     """The user's name of a leaf at a path in the structure (args, kwargs)."""
-    where, index, *rest = path
-    head = index.key if where.idx else heads[index.idx]
-    return f"{head}{jax.tree_util.keystr(tuple(rest))}"
+    return f"{_owner(path, heads)}{jax.tree_util.keystr(path[2:])}"
 
 
 def _statics_key(statics: Mapping[Any, Any]) -> tuple[tuple[Any, type, Any], ...]:

@@ -24,7 +24,7 @@ The file needs JAX and no sbp. It was written for JAX {jax}.
 A comment has the type of a value on each mesh axis, and the line of your program: S(d) is split
 along dim d, P(sum) is a sum that is not added up yet, and on the axes that it does not name, each
 device has the whole value (B if it names none). For a collective, it has the bytes that one device
-sends each time the collective runs. In one call, one device sends {sent}.
+sends each time the collective runs. In one call, one device sends {sent}.{donation}
 """
 
 {imports}
@@ -35,6 +35,11 @@ ARGUMENTS = {arguments}
 
 def shardings(specs):
     return tuple(NamedSharding(mesh, spec) for spec in specs)'''
+
+
+_DONATION = """
+
+As your function, the file takes donated arguments: JAX deletes the arrays that you pass there."""
 
 
 _IMPORTS = (
@@ -98,9 +103,8 @@ def emit(
     writer.module.add(own)
     config: Any = jax.config
     is_wide = program.graph.has_64_bits()
-    closed = executable.traced(writer.called, shapes)
-    wide = is_wide or config.jax_enable_x64
-    with jax.default_matmul_precision(None), jax.enable_x64(wide):
+    closed = executable.traced(writer, shapes)
+    with jax.default_matmul_precision(None), jax.enable_x64(is_wide or config.jax_enable_x64):
         flat = writer.function(closed, f"{own}_of_arrays", names=program.graph.input_names)
     donated = tuple(executable.options["donate_argnums"])
     options = {
@@ -146,6 +150,7 @@ def emit(
         platform=mesh.hardware.platform,
         jax=jax.__version__,
         sent=bytes_text(program.cost.bytes_per_device),
+        donation=_DONATION if donated else "",
         imports="\n".join(used).strip("\n"),
         arrays=settings + arrays,
         sizes=text_of(tuple(mesh.sizes)),

@@ -37,9 +37,9 @@ from sbp.errors import (
     SbpWarning,
     nearest,
     refused,
-    users_stacklevel,
     warn,
 )
+from sbp.frames import users_stacklevel
 from sbp.handwritten.arguments import check_mesh, trace_program
 from sbp.handwritten.check import coverage, diagnostics_of
 from sbp.handwritten.one_device import compared_runs
@@ -263,6 +263,7 @@ class Jitted:
         for kept in (self._plans, self._quick, self._composed):
             kept.clear()
 
+    @public
     def check(self, *args: Any, **kwargs: Any) -> Report:
         """The report on a program. Errors of sbp are in `report.diagnostics` and are not raised.
 

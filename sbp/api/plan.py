@@ -28,7 +28,6 @@ from sbp.errors import (
     listed,
     noting,
     refused,
-    users_stacklevel,
 )
 from sbp.explain.faults import explain
 from sbp.explain.relaxations import (
@@ -39,6 +38,7 @@ from sbp.explain.relaxations import (
 )
 from sbp.explain.subjects import ComparedPlan
 from sbp.explain.why import why
+from sbp.frames import users_stacklevel
 from sbp.infer.check import refutation
 from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, takes
 from sbp.plan.certificate import certificate
@@ -167,10 +167,16 @@ class Plan:
             return self._run(flat)
         signature, leaves = self._reader.read(args, kwargs)
         if signature.key[:4] != self._signature.key[:4]:
-            raise SbpError(
-                "the plan was made for other shapes, dtypes, memories or static arguments; call the"
-                " sbp.jit function instead"
+            pairs = zip(signature.leaves, self._signature.leaves, strict=False)
+            texts = (
+                (own.name, *(f"{x.aval.dtype}{[*x.aval.shape]}" for x in (given, own)))
+                for given, own in pairs
             )
+            found = next(
+                (f"input {n} is {a}, but the plan takes {b}" for n, a, b in texts if a != b),
+                "the plan was made for other arguments, memories or static arguments",
+            )
+            raise SbpError(f"{found}; call the sbp.jit function instead")
         for given, own in zip(signature.leaves, self._signature.leaves, strict=True):
             if given.partial != own.partial:
                 raise SbpError(

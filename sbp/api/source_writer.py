@@ -3,6 +3,7 @@ JAX traces each expression in them to the operation that it stands for."""
 
 import ast
 import builtins
+import inspect
 import itertools
 import keyword
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 
 from sbp import _jax
 from sbp.annotations import annotate_p
@@ -19,6 +21,7 @@ from sbp.explain.names import Names
 from sbp.infer.space import Codes, to_type
 from sbp.plan.ir import Apply, Box, Instruction, Loop
 from sbp.plan.program import Program, place
+from sbp.run.interpret import Tracing, scan_in_place
 from sbp.signatures.expressions import (
     LITERAL_ELEMENTS,
     MODULES,
@@ -88,7 +91,7 @@ class _FunctionNames:
         return found
 
 
-class SourceWriter:
+class SourceWriter(Tracing):
     """Writes the functions of a plan.
 
     Arguments:
@@ -100,9 +103,9 @@ class SourceWriter:
         self.user = Names(program.graph)
         self.instructions: list[Instruction] = []
         imported = "functools", "Path", "NamedSharding", "AxisType", "ARRAYS", "ARGUMENTS"
-        own = "given", "mesh", "run", "arrays", "outs", "named", "shardings"
+        own = "given", "mesh", "run", "arrays", "outs", "named", "shardings", "scan_in_place"
         self.module = {*MODULES, *dir(builtins), *imported, *own}
-        self.functions: dict[str, str] = {}  # by their text without the name
+        self.functions: dict[Any, str] = {}  # by their text without names of values
         self.scopes: list[_FunctionNames] = []  # of the functions being written, inside out
         self.texts: list[str] = []
         self.arrays: dict[str, Any] = {}
@@ -110,6 +113,7 @@ class SourceWriter:
         self.loop: Loop | None = None
         self.chosen: dict[Any, tuple[bool, int, bool]] = {}
         self.blocks: dict[Any, str] = {}  # the names of their functions, by their keys
+        self.in_place = False  # whether the next scan is in place
 
     def called(self, instruction: Instruction, run: Callable[..., Any], args: list[Any]) -> Any:
         """Runs an instruction as a function of its own, whose name is its number."""
@@ -120,6 +124,16 @@ class SourceWriter:
         numbered.__name__ = f"{_NUMBERED}{len(self.instructions)}"
         self.instructions.append(instruction)
         return jax.jit(numbered)(*args)
+
+    def scan(self, *args: Any, **options: Any) -> Any:
+        """A scan in place as a `lax.scan`, inside of a function whose name marks it."""
+        _, turn, *rest = args
+
+        def scan(carry: Any, slices: Any) -> Any:
+            return lax.scan(turn, carry, slices, **options)
+
+        scan.__name__ = scan_in_place.__name__
+        return jax.jit(scan)(*rest)
 
     def function(
         self,
@@ -165,7 +179,10 @@ class SourceWriter:
         lines.append(f"return {tuple_text(outs) if is_main else ', '.join(outs)}")
         self.scopes.pop()
         body = "\n    ".join([f"({', '.join(head)}):", *([f'"""{doc}"""'] if doc else []), *lines])
-        known = self.functions.setdefault(body, name)
+        order = dict[str, int]()  # equal functions may have other names for their values
+        words = ("".join(group) for _, group in itertools.groupby(body, _is_in_name))
+        key = tuple(order.setdefault(w, len(order)) if w in scope.taken else w for w in words)
+        known = self.functions.setdefault(key, name)
         if known == name:
             self.texts.append(f"def {name}{body}")
         else:  # the same function was written before
@@ -225,8 +242,7 @@ class SourceWriter:
         if instruction is None:
             return None
         node = instruction.reader if isinstance(instruction, Box) else instruction.node
-        calls = [node.backward, *reversed(node.stack)] if node is not None else []
-        return self.comment(instruction), calls
+        return self.comment(instruction), _calls(node) if node is not None else []
 
     def nested(self, jaxpr: Any, eqns: Sequence[Any]) -> set[Any]:
         """The variables of a jaxpr that may be written where they are read: one operation of the
@@ -279,6 +295,9 @@ class SourceWriter:
             scope.values[eqn.outvars[0]] = "0"
         elif inner.form == "choice" and len(inner.jaxprs) == 1:
             yield from self.inline(eqn.replace(invars=eqn.invars[1:]), inner.jaxprs[0], scope)
+        elif eqn.params.get("name") == scan_in_place.__name__:
+            self.in_place = True
+            yield from self.inline(eqn, inner.jaxprs[0], scope)
         elif inner.form == "function":
             name = eqn.params.get("name", eqn.primitive.name)
             yield from self.call(eqn, inner.jaxprs[0], name, scope)
@@ -382,7 +401,8 @@ class SourceWriter:
 
         def write(names: list[str]) -> str:
             if block.key not in self.blocks:
-                own = self.user_function(block)
+                ends = (self.place(end) for end in (block.eqns[0], block.eqns[-1]))
+                own = _user_function(*(end[1] if end else [False] for end in ends)) or "block"
                 self.blocks[block.key] = self.function(block, own, names=names)
             return self.blocks[block.key]
 
@@ -397,15 +417,6 @@ class SourceWriter:
         ins = [x if n else f"jnp.asarray({x})" for n, x in zip(names, ins, strict=True)]
         outs = ", ".join(scope.name(v, "t") for v in item.outvars)
         return f"{outs} = " * bool(outs) + f"{function}({', '.join(ins)})"
-
-    def user_function(self, block: RepeatedBlock) -> str:
-        """The innermost function of the user that the first and the last operation of a block come
-        from."""
-        ends = (block.eqns[0], block.eqns[-1])
-        first, last = ((self.place(end) or ("", [False]))[1] for end in ends)
-        shared = {span.function for span in last[1:] if span.function.isidentifier()}
-        own = next((s.function for s in reversed(first[1:]) if s.function in shared), "block")
-        return f"{own}_gradient" if first[0] and last[0] else own
 
     def inline(self, eqn: Any, closed: Any, scope: _FunctionNames) -> Iterator[str]:
         """The lines of the operations of a call."""
@@ -451,22 +462,27 @@ class SourceWriter:
 
     # ---- loops and branches ---------------------------------------------------------------------
 
-    def part(self, closed: Any, number: int, wanted: str, split: Sequence[int] = ()) -> str:
+    def part(
+        self, closed: Any, number: int, wanted: str, given: Sequence[str], split: Sequence[int] = ()
+    ) -> str:
         """The name of the function of a body of the loop or branch that is being written.
 
         Arguments:
           closed: the jaxpr of the body.
           number: the index of the body in the loop.
           wanted: a name for it, if the user's function has none.
+          given: what the arguments of the function come from, as expressions.
           split: as in `function`.
         """
-        names: list[str] = []
+        names = [x if x.isidentifier() else "" for x in given]
         if self.loop is not None and number < len(self.loop.blocks):
             block = self.loop.blocks[number]
-            names = [self.user.value(r.value) for r in block.inputs]
-            spans = (i.node.span for i in block.instructions if isinstance(i, Apply))
-            first = next(filter(None, spans), None)
-            wanted = first.function if first and first.function.isidentifier() else wanted
+            own = [self.user.value(r.value) for r in block.inputs]
+            names = (
+                [a or b for a, b in zip(own, names, strict=True)] if len(names) == len(own) else own
+            )
+            calls = [_calls(i.node) for i in block.instructions if isinstance(i, Apply)]
+            wanted = (_user_function(calls[0], calls[-1]) if calls else "") or wanted
         return self.function(closed, wanted, names=names, split=split)
 
     def region(self, eqn: Any, inner: Bodies, scope: _FunctionNames) -> tuple[str, bool] | None:
@@ -475,11 +491,11 @@ class SourceWriter:
         ins = [self.read(v, scope) for v in eqn.invars]
         match inner.form:
             case "counted loop":
-                return self.counted_loop(eqn.params, inner, ins), False
+                return self.counted_loop(eqn, inner, ins), False
             case "open loop":
                 return self.open_loop(eqn, inner, ins), False
             case "choice":
-                names = [self.part(b, n, "branch") for n, b in enumerate(inner.jaxprs)]
+                names = [self.part(b, n, "branch", []) for n, b in enumerate(inner.jaxprs)]
                 branches = ", ".join(_one_result(eqn, f"{name}(*x)", "*x") for name in names)
                 return f"lax.switch({', '.join([ins[0], f'[{branches}]', *ins[1:]])})", False
             case "fold":
@@ -492,23 +508,41 @@ class SourceWriter:
             case _:
                 return None
 
-    def counted_loop(self, params: Mapping[str, Any], inner: Bodies, ins: list[str]) -> str:
-        """A `lax.scan`."""
+    def counted_loop(self, eqn: Any, inner: Bodies, ins: list[str]) -> str:
+        """A scan."""
         constants, carries = inner.counts
-        turn = self.part(inner.jaxprs[0], 0, "turn", inner.counts)
+        in_place, self.in_place = self.in_place, False
+        turn = self.part(inner.jaxprs[0], 0, "turn", ins, inner.counts)
         if constants:
             turn = f"functools.partial({', '.join([turn, *ins[:constants]])})"
-        first, rest = ins[constants : constants + carries], ins[constants + carries :]
+        parts = [turn, *map(tuple_text, (ins[constants:][:carries], ins[constants + carries :]))]
+        params, function = eqn.params, "lax.scan"
+        if in_place:
+            function = self.helper(scan_in_place)
+            made = (v.aval for v in eqn.outvars[carries:])
+            parts.append(tuple_text([text_of((x.shape[1:], x.dtype)) for x in made]))
         options = f"length={params['length']}{', reverse=True' * params['reverse']}"
         options += f", unroll={params['unroll']}" if params["unroll"] != 1 else ""
-        return f"lax.scan({turn}, {tuple_text(first)}, {tuple_text(rest)}, {options})"
+        return f"{function}({', '.join(parts)}, {options})"
+
+    def helper(self, function: Callable[..., Any]) -> str:
+        """The name of a function of sbp that the file has a copy of, without types."""
+        tree = ast.parse(inspect.getsource(function))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.arg):
+                node.annotation = None
+            elif isinstance(node, ast.FunctionDef):
+                node.returns = None
+        if (text := ast.unparse(tree)) not in self.texts:
+            self.texts.insert(0, text)
+        return function.__name__
 
     def open_loop(self, eqn: Any, inner: Bodies, ins: list[str]) -> str:
         """A `lax.while_loop`."""
         m, n = inner.counts
         constants, wanted = (ins[:m], ins[m : m + n]), ("test", "turn")
         test, turn = (
-            f"{self.part(body, k, wanted[k])}({', '.join([*constants[k], '*s'])})"
+            f"{self.part(body, k, wanted[k], [])}({', '.join([*constants[k], '*s'])})"
             for k, body in enumerate(inner.jaxprs)
         )
         turn, state = _one_result(eqn, turn, "s"), tuple_text(ins[m + n :])
@@ -528,6 +562,10 @@ class SourceWriter:
         return f"jax.shard_map(\n        {body},\n{lines}    )({', '.join(ins)})"
 
 
+def _is_in_name(character: str) -> bool:
+    return character.isalnum() or character == "_"
+
+
 def _one_result(eqn: Any, call: str, parameters: str) -> str:
     """A function that returns a tuple, also of one result."""
     return f"lambda {parameters}: {f'({call},)' if len(eqn.outvars) == 1 else call}"
@@ -537,6 +575,18 @@ def _place(node: Node) -> str:
     """The user's line of a node, as a phrase."""
     span, before = users_span(node), "gradient of" if node.backward else "at"
     return f"{before} {place(span)}" if span else "in generated code"
+
+
+def _calls(node: Node) -> list[Any]:
+    """Whether a node is of the backward pass, and the user's calls that it is in, inner last."""
+    return [node.backward, *reversed(node.stack)]
+
+
+def _user_function(first: Sequence[Any], last: Sequence[Any]) -> str:
+    """The innermost function of the user that two operations come from, by their `_calls`."""
+    shared = {span.function for span in last[1:] if span.function.isidentifier()}
+    own = next((s.function for s in reversed(first[1:]) if s.function in shared), "")
+    return f"{own}_gradient" if own and first[0] and last[0] else own
 
 
 def _short_name(instruction: Instruction) -> str:

@@ -147,8 +147,8 @@ def is_by_name(in_types: Any, only: Any, names: Sequence[str]) -> bool:
     """
     if not isinstance(in_types, dict) or not all(isinstance(key, str) for key in in_types):
         return False
-    is_named = is_patterns(in_types) or in_types.keys() == set(names)
-    return only is None or (is_named and not has_keys(only, in_types))
+    is_named = is_patterns(in_types) or (in_types and in_types.keys() <= set(names))
+    return only is None or bool(is_named and not has_keys(only, in_types))
 
 
 def has_keys(tree: Any, entry: dict[str, Any]) -> bool:

@@ -442,8 +442,10 @@ def _held_text(names: Names, least: Program, value: int, codes: Codes) -> str:
       value: the value.
       codes: its type there.
     """
-    mesh, aval, span = least.mesh, least.typing.graph.avals[value], _line(names, value)
-    of_line = f"a value of `{source_text(span, 40)}` at line {span.line}" if span else "a value"
+    mesh, aval, maker = least.mesh, least.typing.graph.avals[value], names.maker(value)
+    of_line = "a value"
+    if maker is not None and (span := users_span(maker)) is not None:
+        of_line = f"a value of `{source_text(span, 40) or maker.op}` at line {span.line}"
     text = (
         f"{names.value(value) or of_line} of shape {tuple(aval.shape)} as"
         f" {to_type(codes, mesh)!r} takes {bytes_text(local_bytes(aval, codes, mesh.sizes))} per"

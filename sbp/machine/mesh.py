@@ -18,11 +18,10 @@ from sbp.errors import (
     ArgumentError,
     SbpError,
     SbpInternalError,
-    is_users,
     nearest,
     refused,
-    tracebacks,
 )
+from sbp.frames import is_users, tracebacks
 from sbp.kinds import AXES, AXIS_NAMES, MESH, Kind, can_name, is_whole, show, takes
 from sbp.machine.calibration import Calibration, read_calibration
 from sbp.machine.hardware import (
@@ -509,8 +508,8 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
     elif isinstance(hardware, str):
         if hardware not in HARDWARE:
             raise SbpError(
-                f"no hardware {show(hardware)}{nearest(hardware, HARDWARE)}; the name of a file of"
-                " sbp calibrate ends in .toml",
+                f"no hardware {show(hardware)}{nearest(hardware, HARDWARE)}; `sbp hardware` lists"
+                " what there is, and for other devices pass the .toml file of `sbp calibrate`",
                 code="unknown-option",
             )
         hardware = HARDWARE[hardware]

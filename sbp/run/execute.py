@@ -23,7 +23,7 @@ from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop
 from sbp.plan.program import Program
 from sbp.plan.saved import digests
 from sbp.run.boxing import without_padding
-from sbp.run.interpret import Called, Interpreter
+from sbp.run.interpret import Interpreter, Tracing
 from sbp.trace.graph import Constant, Graph
 from sbp.types import NdSbp, Split
 
@@ -184,18 +184,18 @@ class Executable:
         name: str,
         in_specs: Sequence[PartitionSpec],
         out_specs: tuple[PartitionSpec, ...],
-        called: Called = lambda _, run, args: run(*args),
+        tracing: Tracing = Tracing(),  # noqa: B008
     ) -> Callable[..., tuple[Any, ...]]:
         """The program as a function of flat global arrays.
 
         Arguments:
           name: its name.
           in_specs, out_specs: as `jax.shard_map` takes them.
-          called: as `Interpreter` takes it.
+          tracing: as `Interpreter` takes it.
         """
         program, graph = self.program, self.program.graph
         kept = graph.avals.keys() - program.request.graph.avals.keys()
-        interpreter = Interpreter(program.typing, frozenset(kept), called)
+        interpreter = Interpreter(program.typing, frozenset(kept), tracing)
         in_codes = [r.codes for r in program.block.inputs]
         out_codes = program.typing.outputs
         # XLA refuses a region whose operands have no elements. Such operands are made inside.
@@ -260,15 +260,15 @@ class Executable:
                     whole = tuple(max(c, 0) for c in codes)
                     inspection.callback(named_sharding(whole, mesh, self.mesh, ndim))
 
-    def traced(self, called: Called, shapes: Sequence[Any]) -> Any:
+    def traced(self, tracing: Tracing, shapes: Sequence[Any]) -> Any:
         """The closed jaxpr of the program for flat `ShapeDtypeStruct`s.
 
         Arguments:
-          called: as `Interpreter` takes it.
+          tracing: as `Interpreter` takes it.
           shapes: the arguments.
         """
         with _jax.without_context_mesh():
-            return jax.make_jaxpr(self._whole(self.name, *self._specs, called))(*shapes)
+            return jax.make_jaxpr(self._whole(self.name, *self._specs, tracing))(*shapes)
 
     def lower(self, shapes: Sequence[Any]) -> Any:
         """The `jax.stages.Lowered` of the program for flat `ShapeDtypeStruct`s; on an abstract

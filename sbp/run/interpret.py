@@ -43,66 +43,47 @@ from sbp.trace.scopes import scope_within
 # A scan whose stacked results start as memory that nothing has written.
 
 
-def scan_in_place(results: Sequence[Any]) -> Callable[..., Any]:
-    """A function in the place of `lax.scan`, which writes zeros into the stacks before each turn
-    writes its own part of them. The TPU compiler does not see that nothing reads the zeros
-    (`python -m benchmarks.scan_loops`).
+def scan_in_place(
+    turn: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    slices: Any,
+    made: Sequence[tuple[Sequence[int], Any]],
+    length: int,
+    reverse: bool = False,
+) -> tuple[Any, Any]:
+    """As `lax.scan`, which writes zeros into the stacks of results before each turn writes its part
+    of them. Here the stacks begin as memory that nothing has written. `made` has the shape and the
+    dtype of each result of a turn."""
 
-    Arguments:
-      results: shape and dtype of what a turn adds to each stack.
-    """
-
-    def scan(
-        step: Callable[[Any, Any], tuple[Any, Any]],
-        initial: tuple[Any, ...],
-        slices: tuple[Any, ...],
-        *,
-        length: int,
-        reverse: bool,
-        unroll: int,
-    ) -> tuple[Any, Any]:
-        assert unroll == 1
-
-        def turn(state: tuple[Any, ...]) -> tuple[Any, ...]:
-            number, carry, stacks = state
-            at = length - 1 - number if reverse else number
-            parts = (
-                lax.dynamic_index_in_dim(x, at, keepdims=False, allow_negative_indices=False)
-                for x in slices
-            )
-            carry, made = step(carry, tuple(parts))
-            stacks = tuple(
-                lax.dynamic_update_index_in_dim(stack, x, at, 0, allow_negative_indices=False)
-                for stack, x in zip(stacks, made, strict=True)
-            )
-            return number + 1, carry, stacks
-
-        stacks = _empty_stacks(
-            [jax.ShapeDtypeStruct((length, *r.shape), r.dtype) for r in results], initial
+    def one(state: Any) -> Any:
+        number, carry, stacks = state
+        at = length - 1 - number if reverse else number
+        parts = tuple(
+            lax.dynamic_index_in_dim(x, at, keepdims=False, allow_negative_indices=False)
+            for x in slices
         )
-        state = (0, initial, stacks)
-        _, carry, stacks = lax.while_loop(lambda state: state[0] < length, turn, state)
-        return carry, stacks
+        carry, results = turn(carry, parts)
+        stacks = tuple(
+            lax.dynamic_update_index_in_dim(stack, x, at, 0, allow_negative_indices=False)
+            for stack, x in zip(stacks, results, strict=True)
+        )
+        return number + 1, carry, stacks
 
-    return scan
+    def empty() -> Any:
+        return tuple(lax.empty((length, *shape), dtype) for shape, dtype in made)
 
-
-def _empty_stacks(shapes: Sequence[Any], carry: Sequence[Any]) -> tuple[Any, ...]:
-    """Memory that nothing has written, from when a carry is there.
-
-    The compiler may take such memory at the start of the program, and hold it through all that runs
-    before (`python -m benchmarks.gshard_bytes`: 4.59 GiB in place of 4.02). A conditional cannot
-    run before its predicate, here whether a number of the carry is NaN. Both branches do the same.
-    """
-
-    def made() -> tuple[Any, ...]:
-        return tuple(lax.empty(s.shape, s.dtype) for s in shapes)
-
-    for x in carry:
-        if jnp.issubdtype(x.dtype, jnp.floating) and x.size:
-            number = lax.reshape(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), ())
-            return lax.cond(number != number, lambda: made(), lambda: made())
-    return made()
+    # The TPU compiler does not see that nothing reads the zeros (`benchmarks.scan_loops`). It may
+    # take empty memory at the start of the program, and hold it through all that runs before
+    # (`benchmarks.gshard_bytes`: 4.59 GiB in place of 4.02). A conditional cannot run before its
+    # predicate, here whether a number of the carry is NaN. Both branches do the same.
+    floats = [x for x in carry if jnp.issubdtype(x.dtype, jnp.floating) and x.size]
+    if floats:
+        number = lax.slice(floats[0], (0,) * floats[0].ndim, (1,) * floats[0].ndim).reshape(())
+        stacks = lax.cond(number != number, lambda: empty(), lambda: empty())
+    else:
+        stacks = empty()
+    _, carry, stacks = lax.while_loop(lambda state: state[0] < length, one, (0, carry, stacks))
+    return carry, stacks
 
 
 # ---- layouts ------------------------------------------------------------------------------------
@@ -459,7 +440,21 @@ class Place(LocalContext):
         return lax.axis_index(self.mesh_axes) == 0
 
 
-Called = Callable[[Instruction, Callable[..., list[Any]], list[Any]], list[Any]]
+class Tracing:
+    """How JAX traces an instruction and a scan in place."""
+
+    def called(
+        self, instruction: Instruction, run: Callable[..., list[Any]], args: list[Any]
+    ) -> list[Any]:
+        """Runs an instruction by its function, on the function's arguments."""
+        return run(*args)
+
+    def scan(self, *args: Any, length: int, reverse: bool, unroll: int) -> tuple[Any, Any]:
+        """A scan in place, by the arguments of `lax.scan` behind the shape and the dtype of each
+        result of a turn."""
+        assert unroll == 1
+        made, turn, carry, slices = args
+        return scan_in_place(turn, carry, slices, made, length, reverse)
 
 
 class Interpreter:
@@ -468,11 +463,11 @@ class Interpreter:
     Arguments:
       typing: the types of the program, for shapes and the mesh.
       kept: the values that the plan stacks for the backward pass and the user's program does not.
-      called: runs an instruction: gets it, its function, and the function's arguments.
+      tracing: how instructions and scans are traced.
     """
 
-    def __init__(self, typing: Typing, kept: frozenset[int], called: Called) -> None:
-        self.called = called
+    def __init__(self, typing: Typing, kept: frozenset[int], tracing: Tracing) -> None:
+        self.tracing = tracing
         self.graph, self.mesh = typing.graph, typing.mesh
         self.memory = DeviceMemory(typing, in_host=False)
         self.boxing = Boxing(typing.mesh)
@@ -545,7 +540,9 @@ class Interpreter:
                 after = lax.optimization_barrier([env[r] for r in tied])
                 env.update(zip(tied, after, strict=True))
             operands = [read(s) for s in instruction.ins]
-            results = self.called(instruction, functools.partial(run, instruction), operands)
+            results = self.tracing.called(
+                instruction, functools.partial(run, instruction), operands
+            )
             env.update(zip(instruction.outs, results, strict=True))
         return [read(s) for s in block.outputs]
 
@@ -657,16 +654,16 @@ class Interpreter:
         self.scope = node.scope
         self.loops += node.op in LOOPS
         try:
-            if on_tpu and node.op == SCAN and (results := self.stacked(instruction)):
-                return run_regions(node, args, run, scan_in_place(results))
+            if on_tpu and node.op == SCAN and (made := self.stacked(instruction)):
+                return run_regions(node, args, run, functools.partial(self.tracing.scan, made))
             return run_regions(node, args, run)
         finally:
             self.scope = outer
             self.loops -= node.op in LOOPS
 
-    def stacked(self, loop: Loop) -> list[jax.ShapeDtypeStruct]:
-        """What each turn of a scan adds to its stacks; none where there are no turns, the program
-        unrolls the scan, or a stack holds keys or lies in the host's memory."""
+    def stacked(self, loop: Loop) -> list[tuple[Sequence[int], Any]]:
+        """Shape and dtype of what each turn of a scan adds to its stacks; none where there are no
+        turns, the program unrolls the scan, or a stack holds keys or lies in the host's memory."""
         (block,) = loop.blocks
         avals = [
             s.constant.aval if isinstance(s, ConstantRegister) else self.graph.avals[s.value]
@@ -685,4 +682,4 @@ class Interpreter:
         if self.stacks is not None:
             stacks = self.stacks
             made = jax.eval_shape(lambda *outs: stacks.outputs(loop, outs), *made)
-        return [made[n] for n in stacked]
+        return [(made[n].shape, made[n].dtype) for n in stacked]

@@ -56,6 +56,39 @@ def test_a_traceback_has_the_frames_of_the_user(call, functions):
     assert not (caught.value.__cause__ or caught.value.__notes__)
 
 
+@pytest.mark.parametrize("method", ["__call__", "plan", "check"])
+def test_an_error_of_the_users_function_has_no_frames_around_it(method):
+    def loss(x, w):
+        return jnp.mean(x @ w)
+
+    def step(x, w):
+        return jax.grad(loss)(x, w)
+
+    with pytest.raises(TypeError, match="dot_general") as caught:
+        getattr(sbp.jit(step, MESH), method)(X, jnp.ones((3, 8)))
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    own = [f.name for f in frames if "/sbp/" in f.filename]
+    assert own == ["called"] and [f.name for f in frames if f.filename == __file__] == [
+        "test_an_error_of_the_users_function_has_no_frames_around_it",
+        "step",
+        "loss",
+    ]
+
+
+def test_an_error_of_sbp_itself_keeps_its_frames(monkeypatch):
+    monkeypatch.setattr("sbp.api.plan.traced_call", None)
+    with pytest.raises(TypeError, match="NoneType") as caught:
+        sbp.jit(jnp.sin, MESH).plan(X)
+    assert any("api/plan.py" in f.filename for f in traceback.extract_tb(caught.tb))
+
+
+def test_a_plan_names_the_argument_that_it_does_not_take():
+    plan = sbp.jit(lambda x, w: x @ w, sbp.make_mesh((8,), ("d",))).plan(X, X)
+    wrong = "input w is bfloat16\\[8, 8\\], but the plan takes float32\\[8, 8\\]; call the sbp.jit"
+    with pytest.raises(sbp.SbpError, match=wrong):
+        plan(X, X.astype(jnp.bfloat16))
+
+
 def test_jax_shows_all_frames_where_it_shows_its_own(request):
     request.addfinalizer(lambda: jax.config.update("jax_traceback_filtering", "auto"))
     jax.config.update("jax_traceback_filtering", "off")

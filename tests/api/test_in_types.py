@@ -106,6 +106,18 @@ def test_one_dict_for_all_arguments(in_types, args, pinned):
     assert [leaf.name for leaf in signature.leaves if leaf.type is not None] == pinned
 
 
+@pytest.mark.parametrize("args", [(), ({"w": X},), ({"w": X}, X)], ids=len)
+def test_one_dict_names_arguments_that_are_passed_by_name(args):
+    names = dict(zip("pxy", ({"w": X}, X, X), strict=True))
+    rest = {name: x for n, (name, x) in enumerate(names.items()) if n >= len(args)}
+    f = lambda p, x, y: jax.tree.map(jnp.sin, (p, x, y))
+    for in_types in ({"p": OTHER, "x": OTHER}, {"*w": OTHER, "x": OTHER}):
+        leaves = sbp.jit(f, MESH, in_types=in_types)._on(MESH).read(args, rest)[0].leaves
+        assert [leaf.name for leaf in leaves if leaf.type is not None] == ["p['w']", "x"]
+    with pytest.raises(sbp.SbpError, match="no leaf has the path 'z/\\*'; the nearest is"):
+        sbp.jit(f, MESH, in_types={"x": OTHER, "z/*": OTHER, "z": OTHER})(*args, **rest)
+
+
 def test_out_types_by_pattern():
     f = sbp.jit(lambda x: {"a": {"y": x * 2, "z": x}}, MESH, out_types={"*/y": "data:S(0)"})
     assert f.plan(X).out_types["a"]["y"] == OTHER

@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ import optax
 import pytest
 
 import sbp
+from benchmarks.plan_sources import operations
 from tests.fuzz.generate import generate
 from tests.fuzz.oracle import jitted
 from tests.run.programs import CASES, NAMES, arguments, function_of
@@ -229,6 +231,31 @@ def test_layers_that_differ_are_several_functions():
 def test_an_expression_has_the_operations_of_a_line():
     f = sbp.jit(lambda x: jnp.tanh(2 * jnp.exp(x) - 1) / 2, sbp.make_mesh((2,), ("d",)), "d:S(0)")
     assert "lax.tanh(2.0 * lax.exp(x) - 1.0) / 2.0" in f.plan(jnp.ones(8)).source()
+
+
+def test_a_scan_for_tpu_is_readable_and_the_same_program():
+    """Its stacks begin as memory that nothing has written; the file has the function for that."""
+
+    def layers(x, w):
+        def layer(h, w):
+            return jnp.tanh(h @ w), h
+
+        return jax.lax.scan(layer, x, w, reverse=True)
+
+    mesh = jax.sharding.AbstractMesh((8,), ("d",))
+    shapes = (jax.ShapeDtypeStruct(s, "float32") for s in ((64, 32), (5, 32, 32)))
+    plan = sbp.jit(layers, mesh, ("d:S(0)", None), hardware="tpu-v5e").plan(*shapes)
+    text = plan.source()
+    assert "scan_in_place(layer, (x,), (w,), (((8, 32), jnp.float32),), length=5, reverse" in text
+    assert "dynamic_slice" not in text
+    names: dict[str, Any] = {}
+    with mock.patch.object(jax, "make_mesh", jax.sharding.AbstractMesh):
+        exec(compile(text, "layers", "exec"), names)
+    mine, plans = (
+        Counter(operations(jax.make_jaxpr(run)(*plan.holding.shapes), "tpu"))
+        for run in (names["run"], plan._executable.jitted)
+    )
+    assert mine == plans and any(name.startswith("while") for name in mine)
 
 
 def test_equal_loops_are_one_function():
