@@ -38,6 +38,7 @@ from sbp.trace.graph import (
     Operand,
     group_by,
     interface_of,
+    reached,
 )
 from sbp.types import Atom, B, Broadcast, P, Split, Unreduced
 
@@ -510,12 +511,11 @@ class Body:
     ) -> Iterator[int]:
         """A value, and the values that it depends on, the nearest first, as far as they are
         `through`."""
-        seen, waiting = set[Operand](), [value]
-        for at in waiting:
-            if isinstance(at, int) and at not in seen and through(at):
-                seen.add(at)
-                yield at
-                waiting += self.made_of(at)
+
+        def kept(operands: Iterable[Operand]) -> list[int]:
+            return [o for o in operands if isinstance(o, int) and through(o)]
+
+        return reached(kept([value]), lambda v: kept(self.made_of(v)))
 
     def reached(self, value: Operand) -> set[int]:
         """The values without a meaning through which a value depends on what has one."""

@@ -7,6 +7,7 @@ A value is not differentiated if no gradient has the shape of a value that it de
 """
 
 import ast
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from sbp.source.reader import (
     users_span,
 )
 from sbp.trace.collectives import SHARD_MAP, SUMS
-from sbp.trace.graph import Graph, Node, Operand, group_by
+from sbp.trace.graph import Graph, Node, Operand, group_by, reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +131,14 @@ class Sites:
             return False
         if not self.gradients:  # a tangent
             return True
-        graph, seen, waiting = self.graph(node), set[Operand](), [*node.inputs]
-        for v in waiting:
-            maker = self.makers[v][0] if v in self.makers else None
-            if maker is not None and maker.scope.count("jvp(") > outside:
-                waiting += (o for o in maker.inputs if o not in seen)
-                seen |= {*maker.inputs}
-            elif isinstance(v, int) and _shape(graph.avals[v]) in self.gradients:
-                return True
-        return False
+        graph = self.graph(node)
+
+        def is_inside(v: Operand) -> bool:
+            return v in self.makers and self.makers[v][0].scope.count("jvp(") > outside
+
+        used = reached(node.inputs, lambda v: self.makers[v][0].inputs if is_inside(v) else ())
+        entering = (v for v in used if isinstance(v, int) and not is_inside(v))
+        return any(_shape(graph.avals[v]) in self.gradients for v in entering)
 
     def alike(self, node: Node) -> tuple[Node, ...]:
         """The nodes of the same operation and source line, in every call; none where one of them is
@@ -213,18 +213,20 @@ class Sites:
     def _exits(self, node: Node) -> Iterator[tuple[int, Node | None]]:
         """The values of a gradient that depend on a node and that other nodes read, each with one
         such reader."""
-        seen: set[int] = set()
-        todo = [node]
-        while todo:
-            at = todo.pop()
-            for v in at.outputs:
-                for reader in self.readers[v]:
-                    reader = self.home[at.id][2] if reader is None else reader
-                    if reader is None or not self.differentiated(reader):
-                        yield v, reader
-                    elif reader.id not in seen and reader.backward == node.backward:
-                        seen.add(reader.id)
-                        todo.append(reader)
+
+        def reads(at: Node) -> list[tuple[int, Node | None]]:
+            holder = self.home[at.id][2]
+            return [(v, holder if r is None else r) for v in at.outputs for r in self.readers[v]]
+
+        def leaves(reader: Node | None) -> bool:
+            return reader is None or not self.differentiated(reader)
+
+        def onward(at: Node) -> list[Node]:
+            inside = (r for _, r in reads(at) if r is not None and not leaves(r))
+            return [r for r in inside if r.backward == node.backward]
+
+        every = itertools.chain(*map(reads, reached([node], onward)))
+        return ((v, reader) for v, reader in every if leaves(reader))
 
     def _exit(self, value: int, reader: Node | None, gradient: bool) -> Site | None:
         """The user's name or expression for the result of a call with a gradient inside, in the

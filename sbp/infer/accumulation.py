@@ -18,7 +18,7 @@ from sbp.infer.flow import Flow
 from sbp.kinds import REDUCE_DTYPES
 from sbp.machine.hardware import TILE
 from sbp.signatures import traits_of
-from sbp.trace.graph import Graph, Node
+from sbp.trace.graph import Graph, Node, reached
 
 Carried = Callable[[Node], Iterator[int]]
 """For a node with rows, the positions of operands that some row takes as parts of a sum."""
@@ -216,14 +216,11 @@ def widest(one: str, other: str) -> str:
 
 def _reaching(graph: Graph, starts: Sequence[int], sources: Mapping[int, list[int]]) -> set[int]:
     """The values whose parts may reach some values, these included."""
-    found: set[int] = set()
-    waiting = list(starts)
-    while waiting:
-        value = waiting.pop()
-        if value not in found and is_real(graph.avals[value].dtype):
-            found.add(value)
-            waiting += sources.get(value, ())
-    return found
+
+    def real(values: Sequence[int]) -> list[int]:
+        return [v for v in values if is_real(graph.avals[v].dtype)]
+
+    return set(reached(real(starts), lambda v: real(sources.get(v, []))))
 
 
 def _choice(node: Node) -> str | None:

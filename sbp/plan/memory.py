@@ -28,7 +28,7 @@ from sbp.infer.typing import Typing
 from sbp.machine.hardware import TILE, elements_in_tiles
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register, Source
 from sbp.signatures import Shape, traits_of
-from sbp.trace.graph import group_by, interface_of
+from sbp.trace.graph import group_by, interface_of, reached
 
 GAPS = 0.12
 """Share of the temporaries that XLA's allocation leaves unused between them."""
@@ -341,19 +341,17 @@ def _scaled_gradients(
       The gradient; that position; the instructions that XLA computes there.
     """
     places = {o: at for at, i in enumerate(block.instructions) for o in i.outs}
+
+    def computed(one: Instruction) -> list[Instruction]:
+        read = {s for s in one.ins if isinstance(s, Register) and s in places} - fusion.found
+        return [block.instructions[places[s]] for s in read]
+
     for at, last in enumerate(block.instructions):
         if last not in fusion.fused or fusion.products.isdisjoint(last.ins) or _is_backward(last):
             continue
-        inside, read, waiting = set[Instruction](), set[Register](), [last]
-        for one in waiting:
-            if one in inside:
-                continue
-            inside.add(one)
-            sources = {s for s in one.ins if isinstance(s, Register)}
-            stored = {s for s in sources if s in fusion.found or s not in places}
-            read |= stored
-            waiting += [block.instructions[places[s]] for s in sources - stored]
-        ready = max((places[s] + 1 for s in read if s in places), default=at)
+        inside = set(reached([last], computed))
+        read = fusion.found & places.keys() & {s for one in inside for s in one.ins}
+        ready = max((places[s] + 1 for s in read), default=at)
         if ready < at and any(map(_is_backward, inside)):
             for register in fusion.found.intersection(last.outs):
                 yield register, ready, inside

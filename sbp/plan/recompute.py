@@ -20,7 +20,7 @@ from sbp.infer.space import local_bytes
 from sbp.plan.program import Program
 from sbp.signatures import traits_of
 from sbp.trace.collectives import SHARD_MAP
-from sbp.trace.graph import BARRIER, Graph, Node, Operand
+from sbp.trace.graph import BARRIER, Graph, Node, Operand, reached
 from sbp.trace.scopes import REMATTED
 
 SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -101,20 +101,19 @@ class _Segments:
             for v in node.outputs
             if v not in self.kept
         }
-        waiting: list[Operand] = [v for v in sorted(made) if v in self.first_use]
-        first = min((self.first_use[v] for v in waiting), default=-1)
-        needed, entering = set[int](), dict[int, None]()
-        for v in waiting:
-            if not isinstance(v, int):
-                continue
-            if v not in made:
-                entering[v] = None
-            elif self.makers[v] not in needed:
-                needed.add(self.makers[v])
-                waiting += self.graph.nodes[self.makers[v]].inputs
-        if not entering or first <= max(needed):  # nothing to hold back, or it is read before
+
+        def operands(v: int) -> list[int]:
+            read = self.graph.nodes[self.makers[v]].inputs if v in made else ()
+            return [o for o in read if isinstance(o, int)]
+
+        used = [v for v in sorted(made) if v in self.first_use]
+        first = min((self.first_use[v] for v in used), default=-1)
+        every = [*reached(used, operands)]
+        entering = [v for v in every if v not in made]
+        needed = sorted({self.makers[v] for v in every if v in made})
+        if not entering or first <= needed[-1]:  # nothing to hold back, or it is read before
             return -1, [], []
-        return first, sorted(needed), [*entering]
+        return first, needed, entering
 
     def _append(
         self, nodes: list[Node], like: Node, inputs: tuple[Operand, ...], values: Sequence[int]

@@ -31,6 +31,24 @@ def group_by(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group,
     return found
 
 
+def reached(starts: Iterable[Item], onward: Callable[[Item], Iterable[Item]]) -> Iterator[Item]:
+    """Some items and those that they lead to, each once, the nearest first.
+
+    Arguments:
+      starts: the first items.
+      onward: the items to which an item leads.
+
+    >>> list(reached([6], lambda n: [n // 2, n - 1] if n > 2 else []))
+    [6, 3, 5, 1, 2, 4]
+    """
+    seen, waiting = set[Item](), list(starts)
+    for item in waiting:
+        if item not in seen:
+            seen.add(item)
+            yield item
+            waiting += onward(item)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Constant:
     """A literal or an array that the function closes over: known before the plan, B on every mesh
