@@ -492,19 +492,12 @@ class Body:
 
     def made_of(self, value: int) -> list[Operand]:
         """The values that a value is made of, or is in another round of a loop."""
-        maker = self.flow.makers.get(value)
-        if value in self.flow.entries:
-            node, entry = self.flow.entries[value]
-            read = [node.inputs[entry.operand]]
-            exits = interface_of(node).exits if entry.kind == "carry" else ()
-            left = [e for e in exits if e.entry == entry]
-        elif maker is not None and maker.op in CONTROL_FLOW:
-            node, at = maker, maker.outputs.index(value)
-            read = interface_of(node).operands("predicate", node.inputs)
-            left = [e for e in interface_of(node).exits if e.result == at]
-        else:
-            return [*maker.inputs] if maker is not None else []
-        return [*read, *(node.regions[e.region].outputs[e.output] for e in left)]
+        maker, found = self.flow.maker(value), self.flow.within(value)
+        if maker is None:
+            return found
+        is_loop = maker.op in CONTROL_FLOW
+        read = interface_of(maker).operands("predicate", maker.inputs) if is_loop else maker.inputs
+        return [*read, *found]
 
     def upstream(
         self, value: Operand, through: Callable[[Operand], bool] = lambda v: True

@@ -312,27 +312,31 @@ class Dataflow:
             found[operand].append(reader)
         return found
 
+    def within(self, value: Operand) -> list[Operand]:
+        """What a value is that enters or leaves a region of a loop or branch: its operands, and the
+        results of the regions. Empty for other values."""
+        if isinstance(value, int) and value in self.entries:
+            node, entry = self.entries[value]
+            exits = interface_of(node).exits if entry.kind == "carry" else ()
+            left = (node.regions[e.region].outputs[e.output] for e in exits if e.entry == entry)
+            return [node.inputs[entry.operand], *left]
+        maker = self.maker(value)
+        if maker is None or maker.op not in CONTROL_FLOW:
+            return []
+        at = maker.outputs.index(value)
+        exits = (e for e in interface_of(maker).exits if e.result == at)
+        return [maker.regions[e.region].outputs[e.output] for e in exits]
+
     def sources(self, operand: Operand) -> Iterator[int]:
         """The values that an operand is: those that operations make or the program takes, through
-        the regions of loops and branches."""
-        waiting, seen = [operand], set[Operand]()
-        while waiting:
-            value = waiting.pop()
-            if not isinstance(value, int) or value in seen:
-                continue
-            seen.add(value)
-            maker = self.makers.get(value)
-            if value in self.entries:
-                node, entry = self.entries[value]
-                exits = interface_of(node).exits if entry.kind == "carry" else ()
-                left = [e for e in exits if e.entry == entry]
-                waiting += [node.regions[e.region].outputs[e.output] for e in reversed(left)]
-                waiting.append(node.inputs[entry.operand])
-            elif maker is not None and maker.op in CONTROL_FLOW:
-                exit_ = interface_of(maker).exit_to(maker.outputs.index(value))
-                waiting.append(maker.regions[exit_.region].outputs[exit_.output])
-            else:
-                yield value
+        the regions of loops and branches; of a `cond`, through the first branch."""
+
+        def inner(value: Operand) -> list[Operand]:
+            found = self.within(value)
+            return found if value in self.entries else found[:1]
+
+        every = reached([operand], inner)
+        return (v for v in every if isinstance(v, int) and not self.within(v))
 
 
 # ---- regions ------------------------------------------------------------------------------------
