@@ -609,8 +609,6 @@ def _is_misdirected(doubled: Finding, missing: Finding) -> bool:
     same_axes = set(doubled.mesh_axes) & set(missing.mesh_axes)
     if not kinds or same_axes or doubled.region is not missing.region:
         return False
-    reached = set(missing.fault.node.outputs)
-    for node in doubled.region.params["body"].nodes:
-        if reached & set(node.inputs):
-            reached |= set(node.outputs)
-    return bool(reached & set(doubled.fault.node.inputs))
+    body = Body(doubled.region.params["body"], {}, "")
+    read = (body.upstream(o) for o in doubled.fault.node.inputs)
+    return missing.fault.node in body.makers(itertools.chain(*read))

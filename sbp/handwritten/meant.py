@@ -4,7 +4,7 @@ device ranks its own elements, picks its own, or returns one of its own."""
 from collections.abc import Iterator
 
 from sbp.handwritten.emulation import atom_of, claims, regions_of
-from sbp.handwritten.measured import Types, bodies, is_good, places_of
+from sbp.handwritten.measured import Body, Types, places_of
 from sbp.signatures import traits_of
 from sbp.signatures.rule import KEEPS_INDICES, RANKS
 from sbp.trace.collectives import AXIS_INDEX
@@ -30,25 +30,16 @@ def why_meant(graph: Graph, alone: Graph, types: Types, name: str, n: int) -> It
 def _ranks(graph: Graph, types: Types) -> Iterator[str]:
     """Whether the devices rank their own elements, and something depends on the ranks, as which
     tokens of a shard are over its capacity."""
-    every = list(bodies(graph))
-    ranked = [
-        node
-        for node in every
-        if node.op in RANKS and not is_good(types.get(node.outputs[0], frozenset()))
-    ]
-    flows = [({*n.inputs}, r.inputs) for n in every for r in n.regions]
-    flows += [({*n.inputs, *(v for r in n.regions for v in r.outputs)}, n.outputs) for n in every]
-    reached, before = {v for node in ranked for v in node.outputs}, set[int]()
-    while reached != before:  # a loop carries ranks back to its start
-        before = set(reached)
-        for read, made in flows:
-            if reached & read:
-                reached |= {*made}
-    for node in every:
-        picked = {node.inputs[i] for i in places_of(node)}
-        compares = traits_of(node.op).scales == "compared" and len(node.inputs) == 2
-        if reached & (set(node.inputs) if compares else picked):
-            yield "each device ranks its own elements, and may drop those over its capacity"
+    for region in regions_of(graph):
+        body = Body(region.params["body"], types, "")
+        nodes = [*body.graph.walk()]
+        own = [n for n in nodes if n.op in RANKS and not body.is_good(n.outputs[0])]
+        ranks = {v for node in own for v in node.outputs}
+        for node in nodes if ranks else ():
+            compares = traits_of(node.op).scales == "compared" and len(node.inputs) == 2
+            read = node.inputs if compares else [node.inputs[i] for i in places_of(node)]
+            if any(not ranks.isdisjoint(body.upstream(v)) for v in read):
+                yield "each device ranks its own elements, and may drop those over its capacity"
 
 
 def _one_each(graph: Graph, alone: Graph, name: str) -> Iterator[str]:

@@ -541,14 +541,12 @@ class Body:
 
     def origin(self, value: Operand, *, pending: bool = False) -> Node | None:
         """The operation that first made a value partial, or a mean that is still to be divided."""
-        made, seen = None, set[Operand]()
-        while isinstance(value, int) and value not in seen:
-            seen.add(value)
-            maker = self.flow.makers.get(value)
-            made = maker if maker is not None and maker.op not in CONTROL_FLOW else made
-            others = (v for v in self.made_of(value) if isinstance(v, int) and self.is_partial(v))
-            value = next((v for v in others if not (pending and self.atoms(v))), -1)
-        return made
+
+        def through(v: Operand) -> bool:
+            return v == value or (self.is_partial(v) and not (pending and self.atoms(v)))
+
+        made = self.makers(self.upstream(value, through))
+        return next((m for m in made if m.op not in CONTROL_FLOW), None)
 
     def reducer(self, value: Operand) -> Node | None:
         """The last collective over the mesh axis that a whole value went through."""
