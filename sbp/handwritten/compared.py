@@ -9,10 +9,12 @@ import numpy as np
 
 from sbp.errors import Diagnostic, Label, Span, listed
 from sbp.handwritten.emulation import TOLERANCE, Ran, differ, regions_of
+from sbp.handwritten.measured import made_up
 from sbp.handwritten.one_device import ComparedRun, factor_of
 from sbp.source.reader import users_span
 from sbp.trace.collectives import KINDS, SENDING
 from sbp.trace.graph import Node
+from sbp.types import B, P, Split
 
 DIFFERS = "differs-on-one-device"
 
@@ -208,12 +210,8 @@ def _wholes(parts: np.ndarray, axes: int) -> Iterator[np.ndarray]:
     """What parts make up, as copies, summands or shards, if their first dims are mesh axes."""
     if not axes:
         yield parts
-        return
-    each = np.moveaxis(parts, axes - 1, 0)
-    if not any(differ(x, each[0]) for x in each[1:]):
-        yield from _wholes(each[0], axes - 1)
-        return
-    if parts.dtype != np.bool_:
-        yield from _wholes(each.sum(0, dtype=parts.dtype), axes - 1)
-    for dim in range(axes - 1, parts.ndim - 1):
-        yield from _wholes(np.concatenate([*each], dim), axes - 1)
+    for atom, x in made_up(np.moveaxis(parts, axes - 1, 0), axes - 1) if axes else ():
+        if atom in (B, P) or isinstance(atom, Split):
+            yield from _wholes(np.asarray(x, parts.dtype), axes - 1)
+        if atom == B:
+            return

@@ -78,21 +78,28 @@ def readings(parts: np.ndarray, whole: np.ndarray, axis: int, axes: int) -> Read
     n = parts.shape[axis]
     each, want = np.moveaxis(parts, axis, 0), np.take(whole, 0, axis)
     found: set[Reading] = set()
-    if each.shape[1:] == want.shape:
-        if not any(differ(x, each[0]) for x in each[1:]):
-            found |= {Reading(B, k) for k in _powers(each[0], want, n)}
-        wide = each.astype(np.float64) if jnp.issubdtype(each.dtype, jnp.floating) else each
-        for monoid, join in (_TESTS if parts.dtype == np.bool_ else _NUMBERS).items():
-            joined = join(wide, axis=0)
-            if monoid == "sum":
-                found |= {Reading(P, k) for k in _powers(joined, want, n)}
-            elif not differ(np.asarray(joined, want.dtype), want):
-                found.add(Reading(Unreduced(monoid), 0))
-    for d in range(axes - 1, want.ndim):
-        if [s * (n if i == d else 1) for i, s in enumerate(each.shape[1:])] == [*want.shape]:
-            joined = np.concatenate([*each], d)
-            found |= {Reading(Split(d - axes + 1), k) for k in _powers(joined, want, n)}
+    for atom, joined in made_up(each, axes - 1):
+        if joined.shape == want.shape:
+            powers = _powers(joined, want, n)
+            exact = isinstance(atom, Unreduced) and atom != P
+            found |= {Reading(atom, k) for k in powers if not (exact and k)}
     return frozenset(found)
+
+
+def made_up(each: np.ndarray, first: int) -> Iterator[tuple[Atom, np.ndarray]]:
+    """What the parts on the devices of a mesh axis make up, by the type.
+
+    Arguments:
+      each: the part of each device.
+      first: the first dim of a part that can be split; the dims before it are other mesh axes.
+    """
+    if not any(differ(x, each[0]) for x in each[1:]):
+        yield B, each[0]
+    wide = each.astype(np.float64) if jnp.issubdtype(each.dtype, jnp.floating) else each
+    for monoid, join in (_TESTS if each.dtype == np.bool_ else _NUMBERS).items():
+        yield Unreduced(monoid), join(wide, axis=0)
+    for d in range(first, each.ndim - 1):
+        yield Split(d - first), np.concatenate([*each], d)
 
 
 def _powers(got: np.ndarray, want: np.ndarray, n: int) -> Iterator[int]:
