@@ -13,7 +13,7 @@ import ast
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,15 @@ import numpy as np
 
 from sbp import _jax
 from sbp.errors import OptionEdit, SourceEdit, Span
-from sbp.handwritten.emulation import function_of, nodes_of, outs_of, split_over, without
+from sbp.handwritten.emulation import (
+    function_of,
+    inner_graphs,
+    nodes_of,
+    outs_of,
+    split_over,
+    with_graphs,
+    without,
+)
 from sbp.handwritten.measured import PMEAN, Fault, Finding
 from sbp.handwritten.sites import Site, Sites
 from sbp.machine.mesh import MeshSpec
@@ -86,12 +94,9 @@ class GraphEdit:
       source: the edit as edits of the source.
       options: the edit as new values of arguments of `jax.shard_map`.
       reduce: collectives that are added.
-      over: the mesh axes that a reduction runs over after the edit, by the id of its node. Over
-          none, it is dropped; a division that belongs to it has an entry of its own.
+      nodes: the nodes in the place of others, by the id; None for a reduction or a division that is
+          dropped.
       divide: divisors of results, by the id of the reduction.
-      rename: other collectives, by the id of the node.
-      stated: the types that a region states for its results after the edit, by the region's id and
-          the result.
       place: the values that are reduced. Only the first accepted repair of a place is offered.
       spare: whether the repair is offered only if there is no other.
     """
@@ -99,10 +104,8 @@ class GraphEdit:
     text: str
     source: tuple[SourceEdit, ...] = ()
     reduce: tuple[Reduce, ...] = ()
-    over: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    nodes: dict[int, Node | None] = field(default_factory=dict)
     divide: dict[int, int] = field(default_factory=dict)
-    rename: dict[int, str] = field(default_factory=dict)
-    stated: dict[tuple[int, int], Any] = field(default_factory=dict)
     options: tuple[OptionEdit, ...] = ()
     place: object = None
     spare: bool = False
@@ -139,24 +142,13 @@ class _Editor:
             for add in edit.reduce:
                 if add.node == node.id and node.op != SHARD_MAP and not add.after:
                     inputs[add.operand] = self.collective(writer, add, inputs[add.operand], node)
-            axes = edit.over.get(node.id)
-            if axes == ():
+            new = edit.nodes.get(node.id, node)
+            if new is None:
                 alias.update(zip(node.outputs, inputs, strict=False))
                 continue
-            params: dict[str, Any] = node.params | ({} if axes is None else {"axes": axes})
-            if node.op == SHARD_MAP:
-                specs = tuple(
-                    edit.stated.get((node.id, i), spec)
-                    for i, spec in enumerate(params["out_specs"])
-                )
-                params = params | {"body": self.graph(params["body"], node), "out_specs": specs}
-            node = replace(
-                node,
-                op=edit.rename.get(node.id, node.op),
-                params=params,
-                inputs=tuple(inputs),
-                regions=tuple(self.graph(r, None) for r in node.regions),
-            )
+            within = new if new.op == SHARD_MAP else None
+            inner = [self.graph(g, within) for g in inner_graphs(new)]
+            node = with_graphs(replace(new, inputs=tuple(inputs)), inner)
             writer.nodes.append(node)
             for add in edit.reduce:
                 if add.node == node.id and add.after:
@@ -292,8 +284,8 @@ class Repairs:
                 yield from self.average(fault.node, axes)
             case "blocks":
                 yield from self.drop(fault.node, axes)
-            case "averaged":
-                yield from self.sum_up(fault.node)
+            case "averaged" if PMEAN in fault.node.library:  # another divisor may be meant
+                yield from self.rename(fault.made, CALLED["sum"])
             case "pending" | "scaled" if fault.made is not None:
                 yield from self.average(fault.made, axes)
                 yield from self.drop(fault.made, axes)
@@ -348,28 +340,16 @@ class Repairs:
             by = " * ".join(f'lax.axis_size("{axis}")' for axis in axes)
             text = f"divide by {by} in place of {call.text}"
             source = divide_by_sizes(call.span, axes, tree)
-            yield (GraphEdit(text, source, over={n.id: () for n in call.nodes}),)
+            yield (GraphEdit(text, source, nodes=_dropped(call.nodes)),)
 
-    def sum_up(self, division: Node) -> Iterator[Variants]:
-        """A sum instead of a `lax.pmean`. A division by hand has no such repair: another divisor
-        may be meant."""
-        call = self.call(division)
-        if call is not None and call.name == CALLED["mean"]:
-            text, source = f"use lax.psum in place of {call.text}", call.renamed(CALLED["sum"])
-            yield (GraphEdit(text, source, over={d.id: () for d in call.nodes}),)
-
-    def rename(self, node: Node, op: str) -> Iterator[Variants]:
+    def rename(self, node: Node | None, op: str) -> Iterator[Variants]:
         """Another reduction."""
-        call = self.call(node)
+        call = None if node is None else self.call(node)
         if call is not None and op and call.name in REDUCING_CALLS:
-            divisions = [d for n in call.nodes for d in self.divisions(n)]
-            edit = GraphEdit(
-                text=f"use lax.{op} in place of {call.text}",
-                source=call.renamed(op),
-                rename={n.id: op for n in call.nodes},
-                over={d.id: () for d in divisions},
-            )
-            yield (edit,)
+            divisions = (d for n in call.nodes for d in self.divisions(n))
+            nodes = {n.id: replace(n, op=op) for n in call.nodes} | _dropped(divisions)
+            text = f"use lax.{op} in place of {call.text}"
+            yield (GraphEdit(text, call.renamed(op), nodes=nodes),)
 
     def redirect(self, finding: Finding) -> Iterator[Variants]:
         """A sum over another mesh axis; the result stays split along the first one."""
@@ -387,7 +367,7 @@ class Repairs:
             change = GraphEdit(
                 text,
                 source=call.over(finding.mesh_axes),
-                over={n.id: finding.mesh_axes for n in call.nodes},
+                nodes={n.id: _over(n, finding.mesh_axes) for n in call.nodes},
             )
             yield (change,)
             for dim in range(len(self.result_shape(finding))) if finding.claim is not None else ():
@@ -525,24 +505,22 @@ class Repairs:
         call = self.call(node)
         if call is None or any("axes" not in n.params for n in call.nodes):
             return None
-        over: dict[int, tuple[str, ...]] = {}
-        divide: dict[int, int] = {}
+        nodes, divide = dict[int, Node | None](), dict[int, int]()
         for n in call.nodes:
-            over[n.id] = tuple(a for a in n.params["axes"] if a not in axes)
             divisions = self.divisions(n)
-            over |= {d.id: () for d in divisions}
+            kept = tuple(a for a in n.params["axes"] if a not in axes)
+            nodes |= {n.id: _over(n, kept), **_dropped(divisions)}
             left = self.size(tuple(set(names_of(n)) - set(axes)))
             if divisions and left > 1:
                 divide[n.id] = left
-        first = call.nodes[0]
-        kept = set(names_of(first)) - set(axes)
+        kept = tuple(a for a in names_of(call.nodes[0]) if a not in axes)
         text = f"drop {call.text}"
         if kept:
             text = f"drop {_names(axes)} from {call.text}"
         elif call.call.args and isinstance(call.call.args[0], ast.Call):
             inner = source_text(span_of(call.call.args[0], call.span.file))
             text = f"put `{inner}` in place of {call.text}"
-        return GraphEdit(text, call.over(over[first.id]), over=over, divide=divide)
+        return GraphEdit(text, call.over(kept), nodes=nodes, divide=divide)
 
     def divisions(self, node: Node) -> tuple[Node, ...]:
         """The divisions of a pmean."""
@@ -600,11 +578,22 @@ def _spec(finding: Finding) -> Any:
 
 def _specified(finding: Finding, edit: GraphEdit, spec: Any) -> GraphEdit:
     """An edit with another type that the region states for its result."""
-    outs, stated = outs_of(finding.region), {(finding.region.id, finding.result): spec}
-    function = function_of(finding.region)
+    region, position = finding.region, finding.result
+    outs, stated = outs_of(region), [*region.params["out_specs"]]
+    stated[position] = spec
     value = repr(spec) if outs == "out_types" else spec
-    option = OptionEdit(option=outs, value=value, position=finding.result, function=function)
-    return replace(edit, options=(option,), stated=stated)
+    option = OptionEdit(option=outs, value=value, position=position, function=function_of(region))
+    new = replace(region, params=region.params | {"out_specs": tuple(stated)})
+    return replace(edit, options=(option,), nodes=edit.nodes | {region.id: new})
+
+
+def _over(node: Node, axes: tuple[str, ...]) -> Node | None:
+    """A reduction over other mesh axes; None for none."""
+    return replace(node, params=node.params | {"axes": axes}) if axes else None
+
+
+def _dropped(nodes: Iterable[Node]) -> dict[int, Node | None]:
+    return {node.id: None for node in nodes}
 
 
 def _expression(node: Node) -> str:
