@@ -157,7 +157,7 @@ def poison(graph: Graph, values: Sequence[Any]) -> list[Any]:
             return x
         other = np.array(x)
         other[(slice(-1, None),) * other.ndim] = np.nan  # an array may be empty
-        return jnp.asarray(other)
+        return other
 
     return [of(v, x) for v, x in zip(graph.inputs, values, strict=True)]
 
@@ -191,6 +191,7 @@ def is_guessed(x: Any) -> bool:
     return not (is_value(x) or _jax.is_extended(x.dtype) or jnp.issubdtype(x.dtype, jnp.inexact))
 
 
+@jax.ensure_compile_time_eval()  # the caller may be tracing
 def values_of(leaves: Sequence[Any], seed: int, *, spread: bool = True) -> list[Any]:
     """Values for all arguments. Second values of arrays that are given are the first ones in
     another order, sorted arrays excepted, and random ones for tests that are all equal. Floats that

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -168,7 +167,6 @@ class Comparisons:
       axes: the sizes that its functions have from outside, by the mesh axis.
       mesh: its mesh.
       leaves: its arguments, as they are given.
-      guessed: whether integers among their values had to be guessed.
       spread: whether random numbers are added to some of them.
       reordered: whether the elements of each argument were put in another order.
       values: values of its arguments.
@@ -188,7 +186,6 @@ class Comparisons:
     axes: dict[str, WrittenSizes]
     mesh: MeshSpec
     leaves: Sequence[Any]
-    guessed: bool
     spread: bool
     reordered: bool = False
     values: Sequence[Any] = ()
@@ -225,9 +222,8 @@ class Comparisons:
         """
         if reason := too_large(self.graph):
             return self.without_trial(reason)
-        with jax.ensure_compile_time_eval():  # the caller may be tracing
-            values, self.others = (arguments.values_of(self.leaves, seed) for seed in (0, 1))
-            poisoned = arguments.poison(self.graph, values)
+        values, self.others = (arguments.values_of(self.leaves, seed) for seed in (0, 1))
+        poisoned = arguments.poison(self.graph, values)
         self.run, reasons = program_run(self.graph), tuple(meant or ())
         for self.values in (values, poisoned):
             if reason := self.run_first(is_poisoned=self.values is not values):
@@ -257,17 +253,15 @@ class Comparisons:
             if is_poisoned:
                 return ""
             if not self.got.is_finite:  # a root of random values
-                with jax.ensure_compile_time_eval():
-                    exact = [arguments.values_of(self.leaves, k, spread=False) for k in (0, 1)]
-                    if not all(is_given):
-                        exact = [[arguments.positive(x) for x in values] for values in exact]
-                    self.values, self.others = exact
+                exact = [arguments.values_of(self.leaves, k, spread=False) for k in (0, 1)]
+                if not all(is_given):
+                    exact = [[arguments.positive(x) for x in values] for values in exact]
+                self.values, self.others = exact
                 self.spread = False
                 self.got = self.run(self.values)
             zero = not any(is_given) and not self.got.is_telling
             for seed in range(2, DRAWS) if zero else ():
-                with jax.ensure_compile_time_eval():
-                    other = arguments.values_of(self.leaves, seed)
+                other = arguments.values_of(self.leaves, seed)
                 if (got := self.run(other)).is_telling:
                     self.values, self.got = other, got
                     break
@@ -405,7 +399,7 @@ class Comparisons:
             wants = tuple(program_run(g, every=True)(self.values) for g in graphs)
             typed.append((self.types_of(got, wants, axis.name), attempt, wants))
         guessed = "sbp used random integers for arguments that are shapes; pass arrays"
-        guesses = {guessed} if self.guessed else set[str]()
+        guesses = {guessed} if any(map(arguments.is_guessed, self.leaves)) else set[str]()
         if not typed:  # of a pipeline that runs on one device only stage by stage
             run = replace(
                 run, apart=apart[last][0], because=tuple(sorted(because | guesses)), stages=True
@@ -675,7 +669,6 @@ def compared_runs(
         axes={name: _sizes_of(graph, name, mesh) for name, n in mesh.axes if n > 1},
         mesh=mesh,
         leaves=leaves,
-        guessed=any(map(arguments.is_guessed, leaves)),
         spread=any(map(arguments.is_flat, leaves)),
     )
 
