@@ -277,7 +277,7 @@ class Sites:
         expression, calls = expression_at(node.span)[0], self.alike(node)
         if expression is None or users_span(node) != node.span or node.span is None or not calls:
             return None
-        parts = list(_parts(expression))
+        parts = _parts(expression)
         origins = [self._origin(node, i) for i in range(len(node.inputs))]
         found: list[Site] = []
         for i in operands:
@@ -318,19 +318,12 @@ def _shape(aval: Any) -> tuple[Any, ...]:
     return tuple(aval.shape), aval.dtype
 
 
-def _parts(expression: ast.expr) -> Iterator[ast.expr]:
+def _parts(expression: ast.expr) -> list[ast.expr]:
     """The parts of an expression: operands, arguments, and the object of a method call."""
-    match expression:
-        case ast.BinOp(left=left, right=right):
-            yield from (left, right)
-        case ast.UnaryOp(operand=operand):
-            yield operand
-        case ast.Compare(left=left, comparators=others):
-            yield from (left, *others)
-        case ast.Call(func=func, args=args, keywords=keywords):
-            yield from args
-            yield from (k.value for k in keywords)
-            if isinstance(func, ast.Attribute):
-                yield func.value
-        case _:
-            return
+    if not isinstance(expression, ast.BinOp | ast.UnaryOp | ast.Compare | ast.Call):
+        return []
+    parts: list[ast.AST] = [*ast.iter_child_nodes(expression)]
+    if isinstance(expression, ast.Call):  # the function comes first
+        parts[:1] = [expression.func.value] if isinstance(expression.func, ast.Attribute) else []
+    values = (p.value if isinstance(p, ast.keyword) else p for p in parts)
+    return [p for p in values if isinstance(p, ast.expr)]

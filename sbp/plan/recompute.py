@@ -213,11 +213,9 @@ def live_peak(graph: Graph, sizes: Mapping[int, float]) -> float:
         if node.is_barrier:
             root |= {v: root.get(o, o) for v, o in zip(node.outputs, node.inputs, strict=True)}
     last |= {root.get(o, o): len(graph.nodes) for o in graph.outputs}
-    freed, peak, live = defaultdict[int, float](float), 0.0, 0.0
+    change = np.zeros(len(graph.nodes) + 2)
     for i, node in enumerate(graph.nodes):
         for v in () if node.is_barrier else node.outputs:
-            live += sizes.get(v, 0.0)
-            freed[last.get(v, i)] += sizes.get(v, 0.0)
-        peak = max(peak, live)
-        live -= freed[i]
-    return peak
+            change[i] += sizes.get(v, 0.0)
+            change[last.get(v, i) + 1] -= sizes.get(v, 0.0)
+    return float(np.cumsum(change).max())
