@@ -11,6 +11,7 @@ import copy
 import dis
 import functools
 import inspect
+import itertools
 import sys
 import types
 from collections.abc import Iterable, Sequence
@@ -290,14 +291,20 @@ class _Copier:
     def code(self, code: types.CodeType) -> types.CodeType:
         """The code of a function with other numbers in it."""
         self.found.fixed |= {f"`{name}`" for name in _COUNTS & set(code.co_names)}
-        loaded = {
-            i.argval
-            for i in dis.get_instructions(code)
+        loads = [
+            (i, after.argrepr in ("**", "**="))
+            for i, after in itertools.pairwise(dis.get_instructions(code))
             if (i.opcode in dis.hasconst or i.opname == "LOAD_SMALL_INT") and type(i.argval) is int
-        }
+        ]
+        loaded = {i.argval for i, is_exponent in loads if not is_exponent}
         numbers = {c: self.written(c) for c in sorted(loaded)}
-        consts = (numbers.get(c, c) if type(c) is int else self.written(c) for c in code.co_consts)
-        return code.replace(co_consts=tuple(consts))
+        consts = [numbers.get(c, c) if type(c) is int else self.written(c) for c in code.co_consts]
+        text = bytearray(code.co_code)
+        for i, is_exponent in loads:  # an exponent is no count of devices, and keeps its number
+            if is_exponent and i.opcode in dis.hasconst and max(i.arg or 0, len(consts)) < 256:
+                text[i.offset + 1] = len(consts)
+                consts.append(i.argval)
+        return code.replace(co_code=bytes(text), co_consts=tuple(consts))
 
     def written(self, value: Any) -> Any:
         """A constant of the source."""

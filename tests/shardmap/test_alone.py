@@ -264,6 +264,25 @@ def test_the_report_says_which_numbers_count_devices():
     assert report.ok and "if `4` counts devices" in report.text(300)
 
 
+SQUARES = jnp.arange(16, dtype=jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_right"),
+    [
+        (lambda w, x: lax.psum(jax.grad(lambda w: ((x * w) ** 2).mean())(w), "data") / 2, True),
+        (lambda w, x: lax.psum(jax.grad(lambda w: ((x * w) ** 2).mean() / 2)(w), "data"), True),
+        (lambda w, x: lax.psum(jax.grad(lambda w: ((x * w) ** 2).mean())(w), "data"), False),
+        (lambda w, x: lax.psum(jax.grad(lambda w: ((x * w) ** 4).mean() / 3)(w), "data"), False),
+    ],
+)
+def test_an_exponent_counts_no_devices(body, is_right):
+    """The number of devices may be written down beside the same number as an exponent."""
+    found = report_of(body, (PS(), PS("data")), jnp.float32(3), SQUARES)
+    assert found.ok is is_right
+    assert not is_right or not found.diagnostics
+
+
 def test_results_of_zeros_are_said_to_hide_faults():
     hits = lambda x, labels: (x.argmax(-1) == labels).mean()
     never = jnp.full(16, -1)
