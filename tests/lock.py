@@ -176,8 +176,8 @@ class Recorder(importlib.abc.MetaPathFinder):
                 self.ran.add(name if event == "open" else f"{name}/")
 
     def pytest_sessionfinish(self) -> None:
-        found = (name for name in self.ran if ":" in name or (ROOT / name).exists())
-        self.file.write_text("\n".join(sorted(found)))
+        is_there = lambda name: ":" in name or name == PROCESS or (ROOT / name).exists()
+        self.file.write_text("\n".join(sorted(filter(is_there, self.ran))))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
