@@ -41,13 +41,20 @@ from sbp.handwritten.measured import (
     scalars,
 )
 from sbp.handwritten.one_device import ComparedRun, Comparisons
-from sbp.handwritten.repairs import GraphEdit, Repairs, edit_program
+from sbp.handwritten.repairs import (
+    READS_OF_PARTIAL,
+    GraphEdit,
+    Repairs,
+    edit_program,
+    sizes_text,
+)
 from sbp.handwritten.sites import Sites
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.rule import RANKS
 from sbp.source.editing import in_order
-from sbp.source.reader import scope_of, source_text, users_span
+from sbp.source.reader import expression_at, name_called, scope_of, source_text, users_span
 from sbp.trace.collectives import (
+    CALLED,
     KINDS,
     SHARD_MAP,
     SUMS,
@@ -195,7 +202,10 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
     types = " or ".join(map(repr, fault.atoms))
     unknown = "partial" if fault.kind in ("missing", "partial-as-split") else "two partial sums"
     n = math.prod(mesh.size(a) for a in axes)
+    called = name_called(expression_at(users_span(primary(finding)))[0])
     pending = f"{n} times too large: use lax.pmean for means of shards"
+    if called == CALLED["gathered"]:  # its gradient adds up
+        pending = f"{n} times too large: divide the loss, or the gradient, by {sizes_text(axes)}"
     summed = finding.region.params.get("check_vma", True)
     if primary(finding).backward and summed:  # what follows may add up the gradient again
         pending = (
@@ -543,13 +553,17 @@ def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
 
 
 def _together(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """Joins diagnostics that have the same helps, and diagnostics that one help mends."""
+    """Joins diagnostics that have the same helps or say the same about another place that is the
+    same, and diagnostics that one help mends."""
     clear = next((d for d in diagnostics if any(h.clears_all_errors for h in d.helps)), None)
     ordered = sorted(diagnostics, key=lambda d: d is not clear)
 
     def cause(d: Diagnostic) -> Any:
         shown = d if clear is None or any(h.clears_all_errors for h in d.helps) else clear
-        return (shown.code, shown.helps) if shown.helps else id(d)
+        others = tuple(label for label in d.labels if not label.primary)
+        if shown.helps or d.primary is None or not others:
+            return (shown.code, shown.helps) if shown.helps else id(d)
+        return d.code, d.primary.text, others
 
     same = group_by(ordered, cause)
     said = []
@@ -560,7 +574,7 @@ def _together(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
             if all((x.span.line, x.text) != (label.span.line, label.text) for x in labels.values()):
                 labels.setdefault(label.span, replace(label, primary=False))
         notes = (
-            f"the help also mends this: {title}"
+            f"{'the help also mends this' if first.helps else 'the same fault'}: {title}"
             for title in dict.fromkeys(d.title for d in rest if d.title != first.title)
         )
         said.append(replace(first, labels=tuple(labels.values()), notes=(*first.notes, *notes)))
@@ -605,10 +619,13 @@ def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
 def _is_misdirected(doubled: Finding, missing: Finding) -> bool:
     """Whether a reduction over the wrong mesh axis reduces the value of another finding, which is
     not reduced over the right one."""
-    kinds = doubled.fault.kind in ("blocks", "doubled") and missing.fault.kind == "missing"
+    is_read = missing.fault.kind in READS_OF_PARTIAL
+    made = missing.fault.made if is_read else missing.fault.node
+    kinds = doubled.fault.kind in ("blocks", "doubled")
+    kinds &= made is not None and (is_read or missing.fault.kind == "missing")
     same_axes = set(doubled.mesh_axes) & set(missing.mesh_axes)
     if not kinds or same_axes or doubled.region is not missing.region:
         return False
     body = Body(doubled.region.params["body"], {}, "")
     read = (body.upstream(o) for o in doubled.fault.node.inputs)
-    return missing.fault.node in body.makers(itertools.chain(*read))
+    return made in body.makers(itertools.chain(*read))

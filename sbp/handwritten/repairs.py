@@ -264,6 +264,10 @@ class CollectiveCall:
 # ---- repairs ------------------------------------------------------------------------------------
 
 
+READS_OF_PARTIAL = ("nonlinear", "product", "ratio", "added", "scales", "mixed", "own-block")
+"""Kinds of faults in which an operation reads a value that is to be reduced first."""
+
+
 class Repairs:
     """Finds candidates.
 
@@ -303,7 +307,8 @@ class Repairs:
                 if fault.made is not None:  # a sum over the shards of what was to stay split
                     yield from self.drop(fault.made, axes)
                 yield (self.leave_out_axes(finding, GraphEdit("")),)
-            case "nonlinear" | "product" | "ratio" | "added" | "scales" | "mixed" | "own-block":
+            case kind if kind in READS_OF_PARTIAL:
+                yield from self.redirect(finding)
                 yield from self.reduce_earlier(finding)
             case _:
                 pass
@@ -337,8 +342,7 @@ class Repairs:
             return
         if {*names_of(observer)} == {*axes} and call.call.args:
             tree = exact_text(span_of(call.call.args[0], call.span.file))
-            by = " * ".join(f'lax.axis_size("{axis}")' for axis in axes)
-            text = f"divide by {by} in place of {call.text}"
+            text = f"divide by {sizes_text(axes)} in place of {call.text}"
             source = divide_by_sizes(call.span, axes, tree)
             yield (GraphEdit(text, source, nodes=_dropped(call.nodes)),)
 
@@ -602,6 +606,11 @@ def _expression(node: Node) -> str:
 
 def _outs(finding: Finding) -> str:
     return f"{outs_of(finding.region)} of result {finding.result}"
+
+
+def sizes_text(axes: tuple[str, ...]) -> str:
+    """The number of devices along mesh axes, as an expression."""
+    return " * ".join(f'lax.axis_size("{axis}")' for axis in axes)
 
 
 def _names(axes: tuple[str, ...]) -> str:

@@ -352,3 +352,40 @@ def test_the_report_in_html_has_the_same():
     report, _ = covered(all_kinds, PartitionSpec(None, "model"))
     for line in ("checked: 1 region", "psum_scatter"):
         assert line in report.text() and line in report.html()
+
+
+def test_a_sum_over_the_wrong_axis_before_a_bias_has_one_finding():
+    wrong = region(
+        lambda x, w, b: lax.psum(x @ w, "data") + b,
+        ins=(*MATMUL, PartitionSpec()),
+        outs=PartitionSpec("data"),
+    )
+    report = sbp.check_shard_map(wrong, X, W, jnp.ones(24), mesh=MESH)
+    (found,) = report.diagnostics
+    assert found.code == "missing-reduction"
+    assert found.helps[0].text.startswith('write "model" in place of "data"')
+    assert found.helps[0].clears_all_errors
+
+
+def test_the_gradient_of_a_gather_is_not_called_a_reduction_of_the_user():
+    def step(w, x):
+        loss = lambda w: jnp.mean((x @ lax.all_gather(w, "data", axis=0, tiled=True)) ** 2)
+        return w - 0.1 * jax.grad(loss)(w)
+
+    fsdp = region(step, (PartitionSpec("data"), PartitionSpec("data")), PartitionSpec("data"))
+    (found,) = sbp.check_shard_map(fsdp, W, jnp.ones((16, 32)), mesh=MESH).diagnostics
+    assert found.primary is not None
+    assert 'divide the loss, or the gradient, by lax.axis_size("data")' in found.primary.text
+
+
+def test_one_slip_that_reaches_every_leaf_is_one_error():
+    def step(p, x):
+        loss = lambda p: jnp.mean(jnp.tanh(x @ p["w"] + p["b"]) ** 2)
+        return jax.tree.map(lambda g: lax.psum(g, "data"), jax.grad(loss)(p))
+
+    # With check_vma=True, JAX has summed the gradients before.
+    ins = (PartitionSpec(), PartitionSpec("data"))
+    doubled = jax.shard_map(step, mesh=MESH, in_specs=ins, out_specs=PartitionSpec())
+    p = {"w": jnp.asarray(V) / 9, "b": jnp.ones(24)}
+    (found,) = sbp.check_shard_map(doubled, p, jnp.asarray(U), mesh=MESH).diagnostics
+    assert any(note.startswith("the same fault: the gradient of") for note in found.notes)
