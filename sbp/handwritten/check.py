@@ -613,19 +613,34 @@ def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
         for f in own
         if f not in scaled
     ]
+    own = [f for f in own if not any(_follows(f, other) for other in own)]
     return [f for f in own if not any(_is_misdirected(f, other) for other in forward)]
+
+
+def _follows(scaled: Finding, doubled: Finding) -> bool:
+    """Whether a gradient is too large because a doubled reduction made it so."""
+    kinds = scaled.fault.kind in ("pending", "scaled") and doubled.fault.kind == "doubled"
+    return kinds and set(scaled.mesh_axes) <= {*doubled.mesh_axes} and _reads(scaled, doubled)
+
+
+def _reads(finding: Finding, other: Finding, *, made: bool = False) -> bool:
+    """Whether the operation of a finding reads, directly or not, what the operation of another one
+    makes, or with `made` its partial value."""
+    if finding.region is not other.region:
+        return False
+    body = Body(finding.region.params["body"], {}, "")
+    read = (body.upstream(o) for o in finding.fault.node.inputs)
+    node = other.fault.made if made else other.fault.node
+    return node in body.makers(itertools.chain(*read))
 
 
 def _is_misdirected(doubled: Finding, missing: Finding) -> bool:
     """Whether a reduction over the wrong mesh axis reduces the value of another finding, which is
     not reduced over the right one."""
     is_read = missing.fault.kind in READS_OF_PARTIAL
-    made = missing.fault.made if is_read else missing.fault.node
-    kinds = doubled.fault.kind in ("blocks", "doubled")
-    kinds &= made is not None and (is_read or missing.fault.kind == "missing")
-    same_axes = set(doubled.mesh_axes) & set(missing.mesh_axes)
-    if not kinds or same_axes or doubled.region is not missing.region:
-        return False
-    body = Body(doubled.region.params["body"], {}, "")
-    read = (body.upstream(o) for o in doubled.fault.node.inputs)
-    return made in body.makers(itertools.chain(*read))
+    return (
+        doubled.fault.kind in ("blocks", "doubled")
+        and (is_read or missing.fault.kind == "missing")
+        and not {*doubled.mesh_axes} & {*missing.mesh_axes}
+        and _reads(doubled, missing, made=is_read)
+    )
