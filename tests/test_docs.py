@@ -29,7 +29,7 @@ PAGES = [
 ]
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 FILE = re.compile(
-    r"[\w./-]*\w\.(?:py|ipynb|md|csv|svg)\b|\b(?:sbp|tests|benchmarks|docs|examples|notebooks)/[\w/-]+(?:\.(?:txt|tsv))?"
+    r"[\w./-]*\w\.(?:py|ipynb|md|csv|svg)\b|\b(?:sbp|tests|benchmarks|docs|examples|notebooks)/[\w/-]+(?:\.(?:txt|tsv|json\.xz))?"
 )
 WRITTEN_BY_READERS = {"ffn.py", "quickstart.py"}
 """Files that the pages tell the reader to write."""

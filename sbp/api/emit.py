@@ -39,7 +39,7 @@ def shardings(specs):
 
 _DONATION = """
 
-As your function, the file takes donated arguments: JAX deletes the arrays that you pass there."""
+The file donates what your function donates: JAX deletes the arrays that you pass there."""
 
 
 _IMPORTS = (
