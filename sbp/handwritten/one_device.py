@@ -417,17 +417,12 @@ class Comparisons:
                     fixed = {i: number for i, number in fixed.items() if i not in changed}
         devices = {f"{n:g}" for n in (axis.size, axis.devices)}
         counts = {i for i, number in fixed.values() if number in devices}
-        twos = {i for i, number in fixed.values() if number in ("2", "0.5")}
         for chosen in () if uneven or not counts else (counts, *({i} for i in counts)):
             other = renumber(alone, chosen, axis.size)
-            if _differing(self.got, program_run(other)(self.values)):
-                continue
-            if chosen.isdisjoint(twos):
+            if not _differing(self.got, program_run(other)(self.values)):
                 counted = {number for i, number in fixed.values() if i in chosen}
                 run = replace(run, counts=(*best.names, *sorted(counted)))
                 return Compared(run=run, alone=best)
-            twos -= chosen  # a 2 is frequent: the program may be right, or halve its loss
-            break
         trips = tuple(self.types_of(got, wants[:1], axis.name, t) for t in (0, 1))
         because |= {*why_meant(self.graph, alone, types, axis.name, axis.size)}
         meant = bool(because)
@@ -441,7 +436,7 @@ class Comparisons:
             types=(types, *trips),
             uneven=uneven,
             meant=meant,
-            numbers={i: number for i, (other, number) in fixed.items() if other not in twos},
+            numbers={i: number for i, (_, number) in fixed.items()},
             wants=wants,
         )
 
