@@ -222,7 +222,8 @@ def public(function: Callable[Params, Result]) -> Callable[Params, Result]:
             frames = users_traceback(cause) if cause else None
             told = cause.with_traceback(frames) if cause and frames else None
             raise error.with_traceback(users_traceback(error)) from told
-        except Exception as error:
+        except Exception as error:  # of the user's function, which may raise anything
+            # It is the same error and keeps its context, so it is raised from no other.
             raise error.with_traceback(around_users_function(error))  # noqa: B904
 
     return called

@@ -1,10 +1,10 @@
 """Fingerprints of functions: what a function of the package says, and the definitions it refers to.
 
-The *fingerprint* of a function covers its own code and the constants, classes and imports that it
-names, with those that they name in turn. It does not cover the bodies of functions that it calls:
-where they run, they have fingerprints of their own. The fingerprint of a module covers the
-statements that act when it is imported, such as the registration of a rule. Docstrings, comments,
-annotations of types and the order of definitions do not count.
+The *fingerprint* of a function covers its code, the constants, classes and imports that the code
+names, and everything that these name in turn. It does not cover the functions that it calls: each
+function that runs has a fingerprint of its own. The fingerprint of a module covers the statements
+that act when it is imported, such as the registration of a rule. Docstrings, comments, annotations
+of types and the order of definitions do not count.
 """
 
 import ast
@@ -54,13 +54,13 @@ class Module:
                 self.effects.append(_outline(node))
 
     def find(self, name: str) -> Definition | None:
-        """Where a name of the module is defined, if that is in the package."""
+        """Where a name of the module is defined: a file of the package, or another module."""
         if name in self.names:
             return self.path, name
         if name not in self.imports:
             return None
         place, original = self.imports[name]
-        return (file, original) if (file := _file(place)) else None
+        return _file(place) or place, original
 
 
 @cache
@@ -128,6 +128,8 @@ def _texts(todo: set[Definition]) -> list[str]:
 @cache
 def _definition(path: str, name: str) -> tuple[str, frozenset[Definition]]:
     """The text of a definition, and the definitions to which it refers."""
+    if not path.endswith(".py"):  # a module outside of the package
+        return "", frozenset()
     module = parsed(path)
     if name not in module.names:
         place = module.find(name)

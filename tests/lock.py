@@ -6,8 +6,9 @@ runs the gate's cases of each test file that has changed since it was locked, or
 you name, each in a process of its own. For each file that passes, it writes to `lock.json.xz`
 which functions of the package ran, which files were read, which folders were listed, and a hash of
 all these. `pytest --gate` leaves out a file whose hash is still the same. The hash also covers the
-versions of Python and of the packages, and the lines of `gate.txt` that name the file. A file that
-starts other processes depends on the whole package. `make deep` does not use the lock.
+versions of Python and of the packages, the options of pytest, and the lines of `gate.txt` that name
+the file. A file that starts other processes depends on the whole package. `make deep` does not use
+the lock.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import os
 import platform
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -98,10 +100,12 @@ def fingerprint(name: str) -> bytes:
 
 @cache
 def versions() -> tuple[str, ...]:
-    """Of what the verdicts depend on outside of the checkout."""
+    """Of Python and of the packages that the verdicts depend on; and the options of pytest."""
     packages = {"jax", "jaxlib", "numpy", "z3-solver", "ml_dtypes", "flax", "optax", "rich"}
     found = {d.name: d.version for d in importlib.metadata.distributions() if d.name in packages}
-    return platform.python_version(), *(f"{name} {found[name]}" for name in sorted(found))
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]
+    named = (f"{name} {found[name]}" for name in sorted(found))
+    return platform.python_version(), str(options), *named
 
 
 @cache

@@ -76,6 +76,8 @@ def test_a_function_depends_on_its_code_and_the_definitions_that_it_names(finger
         # Other functions have fingerprints of their own.
         assert before == fingerprint_in(code.format(uses).replace("return 1", "return 2"), other)
         assert before == fingerprint_in(code.format(uses), other.replace("return 1", "return 2"))
+    lax = "from jax import lax\ndef f(x): return lax.exp(x)"
+    assert fingerprint_in(lax) != fingerprint_in(lax.replace("jax import", "numpy import"))
     no_use = fingerprint_in(code.format("1"), other)
     assert no_use == fingerprint_in(code.format("1"), other.replace("L = 2", "L = 3"))
 

@@ -184,7 +184,7 @@ class Executable:
         name: str,
         in_specs: Sequence[PartitionSpec],
         out_specs: tuple[PartitionSpec, ...],
-        tracing: Tracing = Tracing(),  # noqa: B008
+        tracing: Tracing = Tracing(),  # noqa: B008, it has no state
     ) -> Callable[..., tuple[Any, ...]]:
         """The program as a function of flat global arrays.
 

@@ -32,7 +32,7 @@ def group_by(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group,
 
 
 def reached(starts: Iterable[Item], onward: Callable[[Item], Iterable[Item]]) -> Iterator[Item]:
-    """Some items and those that they lead to, each once, the nearest first.
+    """The items of `starts` and all items that they lead to. Each comes once, the nearest first.
 
     Arguments:
       starts: the first items.
