@@ -300,14 +300,12 @@ def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tup
         sends = kernel_named(name).sends
         if sends is not None:
             op, own = on_axis(graph, node, row, mesh, position)
-            ins = list(op.ins)
-            for other in range(len(row.kernels)):
-                if other != position and kernel_named(row.kernels[other]).widens is not None:
-                    _widen(ins, on_axis(graph, node, row, mesh, other), row, position)
+            for other, name_there in enumerate(row.kernels):
+                if other != position and kernel_named(name_there).widens is not None:
+                    op = _widened(op, on_axis(graph, node, row, mesh, other), row, position)
             times = _times(graph, node, row, mesh, position)
             found += [
-                (position, replace(sent, rounds=times * sent.rounds))
-                for sent in sends(replace(op, ins=tuple(ins)), own)
+                (position, replace(sent, rounds=times * sent.rounds)) for sent in sends(op, own)
             ]
     return tuple(found)
 
@@ -357,9 +355,7 @@ def on_axis(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, position: int)
         )
         for values, types in ((node.inputs, row.ins), (node.outputs, row.outs))
     )
-    atoms = (tuple(decode(c[position]) for c in types) for types in (row.ins, row.outs))
-    op = Op(node.op, node.params, ins, outs, mesh.sizes[position])
-    return op, Row(*atoms, kernel=row.kernels[position])
+    return Op(node.op, node.params, ins, outs, mesh.sizes[position]), row.on(position)
 
 
 def _times(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, position: int) -> int:
@@ -368,26 +364,27 @@ def _times(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, position: int) 
     if times is None:
         return 1
     ins, outs = (tuple(map(graph.aval, v)) for v in (node.inputs, node.outputs))
-    rows = [(on_axis(graph, node, row, mesh, k)[1], n) for k, n in enumerate(mesh.sizes)]
+    rows = [(row.on(k), n) for k, n in enumerate(mesh.sizes)]
     return times(Op(node.op, node.params, ins, outs, 1), rows)
 
 
-def _widen(ins: list[Any], other: tuple[Op, Row], row: NdRow, position: int) -> None:
-    """Replaces the operands by what the kernel on another mesh axis leaves. Its halo widens a dim
-    that comes before the dim that this axis splits.
+def _widened(op: Op, other: tuple[Op, Row], row: NdRow, position: int) -> Op:
+    """An operation on the operands that the kernel on another mesh axis leaves. Its halo widens a
+    dim that comes before the dim that this axis splits.
 
     Arguments:
-      ins: avals of the operands.
+      op: the operation on this mesh axis.
       other: the operation and its row on the other mesh axis.
       row: the whole row.
       position: the position of this mesh axis.
     """
-    widens = kernel_named(other[1].kernel).widens
+    ins, widens = list(op.ins), kernel_named(other[1].kernel).widens
     for operand, dim, size in widens(*other) if widens is not None else ():
         if dim + 1 < row.ins[operand][position]:
             shape = list(ins[operand].shape)
             shape[dim] = size
             ins[operand] = _jax.empty_aval(shape, ins[operand].dtype)
+    return replace(op, ins=tuple(ins))
 
 
 def step_stages(step: Step, aval: Any, mesh: MeshSpec) -> tuple[int, ...]:

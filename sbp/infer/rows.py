@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
-from sbp.infer.space import Code, Codes, encode
+from sbp.infer.space import Code, Codes, decode, encode
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Kernel, Op, Row, all_b, kernel_named, rule_for
 from sbp.signatures.region import REGION_OPS, check_mesh, region_rows
@@ -65,6 +65,11 @@ class NdRow:
             else (tuple(t[k] for t in self.ins), tuple(t[k] for t in self.outs), kernel)
             for k, kernel in enumerate(self.kernels)
         )
+
+    def on(self, position: int) -> Row:
+        """The row on one mesh axis, by its position."""
+        ins, outs = (tuple(decode(t[position]) for t in types) for types in (self.ins, self.outs))
+        return Row(ins, outs, self.kernels[position])
 
     def at(self, column: int) -> Codes:
         """The type of an operand by its number, or of a result: results are counted after
