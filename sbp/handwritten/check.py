@@ -483,7 +483,7 @@ class Helper:
     def help(self, edits: Sequence[GraphEdit], made: Graph) -> Help | None:
         """The help of some edits that make a program. None where its wrong results are not fewer
         than before, or where the source does not show the place of an edit."""
-        if self.wrong is None or not all(edit.source or edit.options for edit in edits):
+        if self.wrong is None or not all(e.source or e.options or e.by_hand for e in edits):
             return None
         wrong = self.compared.wrong_of(made)
         if wrong is None or not wrong <= self.wrong:
@@ -583,12 +583,21 @@ def _together(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
 
 def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
     """Findings without consequences. A finding in a gradient is one where the forward part has a
-    finding on the same mesh axis; a doubled reduction is one where the value is left partial on
-    another mesh axis, over which the reduction was meant to run; a scaled gradient is one where the
-    same reduction adds up its means on another mesh axis."""
+    finding on the same mesh axis, unless that is a result that the gradient does not read; a
+    doubled reduction is one where the value is left partial on another mesh axis, over which the
+    reduction was meant to run; a scaled gradient is one where the same reduction adds up its means
+    on another mesh axis."""
     forward = [f for f in findings if not primary(f).backward]
-    axes = {axis for f in forward for axis in f.mesh_axes}
-    own = [f for f in findings if not primary(f).backward or axes.isdisjoint(f.mesh_axes)]
+    own = [
+        f
+        for f in findings
+        if not primary(f).backward
+        or not any(
+            {*f.mesh_axes} & {*other.mesh_axes}
+            and (other.fault.kind != "missing" or _reads(f, other))
+            for other in forward
+        )
+    ]
     # Gradients that JAX has added up are means of shards on one mesh axis, too large on another.
     summed = [f for f in own if f.fault.kind == "pending" and primary(f).backward]
     scaled = [f for f in own if f.fault.kind == "scaled" and primary(f).backward and summed]

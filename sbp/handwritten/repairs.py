@@ -99,6 +99,7 @@ class GraphEdit:
       divide: divisors of results, by the id of the reduction.
       place: the values that are reduced. Only the first accepted repair of a place is offered.
       spare: whether the repair is offered only if there is no other.
+      by_hand: whether the text alone says what to write.
     """
 
     text: str
@@ -109,6 +110,7 @@ class GraphEdit:
     options: tuple[OptionEdit, ...] = ()
     place: object = None
     spare: bool = False
+    by_hand: bool = False
 
 
 def edit_program(graph: Graph, edit: GraphEdit, sizes: dict[str, int]) -> Graph:
@@ -310,6 +312,7 @@ class Repairs:
             case kind if kind in READS_OF_PARTIAL:
                 yield from self.redirect(finding)
                 yield from self.reduce_earlier(finding)
+                yield from self.sum_backward(finding)
             case _:
                 pass
 
@@ -430,6 +433,22 @@ class Repairs:
 
         ways = [edit(op, 1), *([edit(CALLED["mean"], n)] if op == CALLED["sum"] else [])]
         return tuple(reversed(ways) if finding.means else ways)
+
+    def sum_backward(self, finding: Finding) -> Iterator[Variants]:
+        """A sum of the gradient that a line inside a differentiated function sends back."""
+        made, axes = finding.fault.made, finding.mesh_axes
+        span = None if made is None else users_span(made)
+        if made is None or span is None or not made.backward:
+            return
+        text = (
+            f"put the operand of {_expression(made)} at line {span.line} through a `jax.custom_vjp`"
+            f" function that returns it and sums its gradient with lax.psum(.., {axes_text(axes)})"
+        )
+        # The line may run several times; the gradients of its other operands have other parameters.
+        alike = (made.op, made.params)
+        runs = [n for n in self.sites.made_at(span) if n.backward and (n.op, n.params) == alike]
+        added = tuple(Reduce(n.id, 0, axes, after=True) for n in runs)
+        yield (GraphEdit(text, reduce=added, spare=True, by_hand=True),)
 
     def scatter(self, finding: Finding, dim: int) -> Iterator[Variants]:
         """A partial result that is returned as split: scattered, or reduced and returned as

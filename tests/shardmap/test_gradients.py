@@ -200,6 +200,22 @@ def test_a_sum_of_means_that_is_divided_by_one_of_two_sizes():
     assert found.helps[0].clears_all_errors
 
 
+def test_a_gradient_and_a_metric_that_are_not_reduced_are_two_errors():
+    def body(w, x, y):
+        return jax.grad(lambda w: LOSS["mean"](x @ w - y))(w), x.sum()
+
+    rows = PS("data")
+    step = jax.shard_map(
+        body, mesh=mesh(), in_specs=(PS(), rows, rows), out_specs=PS(), check_vma=False
+    )
+    found = sbp.check_shard_map(step, W, X, Y, mesh=mesh()).diagnostics
+    assert [d.code for d in found] == 2 * ["missing-reduction"]
+    assert {d.primary.text for d in found if d.primary} == {
+        "P(sum) from here on",
+        "its gradient is a partial value (the mean of one shard) from here on",
+    }
+
+
 def test_a_mean_of_a_loss_and_of_its_gradient():
     """JAX has summed the gradient on both mesh axes."""
 
@@ -232,3 +248,48 @@ def test_gradients_with_one_cause_are_one_error():
     # `x @ w` and `x @ w + b` are on one line and share a label.
     assert d.code == "missing-reduction" and [label.primary for label in d.labels] == [True]
     assert d.notes[-1].startswith("the help also mends this: the gradient of `x @ w + b` is left")
+
+
+@jax.custom_vjp
+def summed_forward(x):
+    return lax.psum(x, "model")
+
+
+summed_forward.defvjp(lambda x: (lax.psum(x, "model"), None), lambda _, ct: (ct,))
+
+
+@jax.custom_vjp
+def summed_backward(x):
+    return x
+
+
+summed_backward.defvjp(lambda x: (x, None), lambda _, ct: (lax.psum(ct, "model"),))
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_tensor_parallel_layer_whose_gradient_is_not_summed(columns):
+    """The help says to sum it in the backward pass, as Megatron does."""
+
+    def stepped(entering):
+        def loss(ws, x):
+            h = entering(x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6))
+            hidden = [jnp.tanh(h @ w) for w in ws["up"]]
+            return ((x + summed_forward(sum(hidden) @ ws["down"])) ** 2).mean()
+
+        specs = {"up": [PS(None, "model")] * columns, "down": PS("model")}
+        return jax.shard_map(
+            lambda ws, x: jax.grad(loss, (0, 1))(ws, x),
+            mesh=mesh(),
+            in_specs=(specs, PS()),
+            out_specs=(specs, PS()),
+            check_vma=False,
+        )
+
+    normal = lambda *shape: np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    ws = {"up": [normal(8, 16) / k for k in range(2, 2 + columns)], "down": normal(16, 8)}
+    x = normal(16, 8)
+    assert sbp.check_shard_map(stepped(summed_backward), ws, x, mesh=mesh()).ok
+    (d,) = sbp.check_shard_map(stepped(lambda h: h), ws, x, mesh=mesh()).diagnostics
+    assert d.helps[0].clears_all_errors
+    assert d.helps[0].text.count("put the operand of `h @ w` at line ") == 1
+    assert 'sums its gradient with lax.psum(.., "model")' in d.helps[0].text
