@@ -396,6 +396,8 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                 kind = finding.fault.kind
                 if c.meant and not c.uneven and kind in (*COUNTED, *BY_SHARD):
                     continue
+                if kind == "local" and finding.fault.node.id in c.placed:
+                    continue
                 if kind == "missing" and (ring := _short_ring(finding, name, c.run.size)):
                     ends[name] += ring
                     continue

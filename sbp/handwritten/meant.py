@@ -1,45 +1,87 @@
 """What shows that a program is meant to compute something else on one device of a mesh axis: each
 device ranks its own elements, picks its own, or returns one of its own."""
 
+import itertools
 from collections.abc import Iterator
 
-from sbp.handwritten.emulation import atom_of, claims, regions_of
-from sbp.handwritten.measured import Body, Types, places_of
+import numpy as np
+
+from sbp.handwritten.emulation import Ran, atom_of, claims, regions_of
+from sbp.handwritten.measured import Body, Types, matched, places_of
 from sbp.signatures import traits_of
 from sbp.signatures.rule import KEEPS_INDICES, RANKS
 from sbp.trace.collectives import AXIS_INDEX
-from sbp.trace.graph import Graph
+from sbp.trace.graph import Constant, Graph, Node
 from sbp.types import Split
 
 
-def why_meant(graph: Graph, alone: Graph, types: Types, name: str, n: int) -> Iterator[str]:
-    """What shows that a difference may be meant.
+def why_meant(
+    got: Ran, want: Ran, types: Types, name: str, n: int
+) -> tuple[frozenset[str], frozenset[int]]:
+    """What shows that a difference may be meant; and the ids of operations by which each device
+    ranks its own elements to place them, which is no fault.
 
     Arguments:
-      graph: a program with regions.
-      alone: the program with one device on a mesh axis.
-      types: its types on the mesh axis.
+      got: a run of a program with regions that kept every value.
+      want: such a run with one device on a mesh axis.
+      types: the types on the mesh axis.
       name: the mesh axis.
       n: its size.
     """
-    yield from _ranks(graph, types)
-    yield from _picks(graph, n)
-    yield from _one_each(graph, alone, name)
+    placed, drops = _ranks(got, want, types)
+    capacity = {"each device ranks its own elements, and may drop those over its capacity"}
+    reasons = {*_picks(got.graph, n), *_one_each(got.graph, want.graph, name)}
+    return frozenset(reasons | (capacity if drops else set())), placed
 
 
-def _ranks(graph: Graph, types: Types) -> Iterator[str]:
-    """Whether the devices rank their own elements, and something depends on the ranks, as which
-    tokens of a shard are over its capacity."""
-    for region in regions_of(graph):
+def _ranks(got: Ran, want: Ran, types: Types) -> tuple[frozenset[int], bool]:
+    """The operations by which the devices rank their own elements to place or to select them, and
+    whether a run dropped elements, such as tokens of a shard that are over its capacity."""
+    placed, drops, others = set[int](), False, {a.id: b for a, b in matched(got.graph, want.graph)}
+    for region in regions_of(got.graph):
         body = Body(region.params["body"], types, "")
         nodes = [*body.graph.walk()]
-        own = [n for n in nodes if n.op in RANKS and not body.is_good(n.outputs[0])]
-        ranks = {v for node in own for v in node.outputs}
-        for node in nodes if ranks else ():
-            compares = traits_of(node.op).scales == "compared" and len(node.inputs) == 2
-            read = node.inputs if compares else [node.inputs[i] for i in places_of(node)]
-            if any(not ranks.isdisjoint(body.upstream(v)) for v in read):
-                yield "each device ranks its own elements, and may drop those over its capacity"
+        own = [n for n in nodes if n.op in RANKS and _has_own_ranks(body, n)]
+        for node in nodes if own else ():
+            selects = traits_of(node.op).scales == "compared" and not _is_sign(node)
+            picks = places_of(node) and body.split(node.inputs[0]) is not None
+            read = (
+                node.inputs
+                if selects
+                else [node.inputs[i] for i in places_of(node)]
+                if picks
+                else ()
+            )
+            above = set(itertools.chain(*map(body.upstream, read)))
+            found = {rank.id for rank in own if not above.isdisjoint(rank.outputs)}
+            placed |= found
+            runs = ((got, node), (want, others.get(node.id)))
+            drops |= bool(found) and (not selects or any(_drops(*run) for run in runs))
+    return frozenset(placed), drops
+
+
+def _has_own_ranks(body: Body, rank: Node) -> bool:
+    """Whether an operation ranks the elements of one device alone."""
+    operand = rank.inputs[0]
+    own = body.split(operand) is not None or not body.is_good(operand)
+    return own and not body.is_good(rank.outputs[0])
+
+
+def _is_sign(node: Node) -> bool:
+    """Whether JAX looks for negative indices."""
+    zeros = (x.value for x in node.inputs if isinstance(x, Constant))
+    return node.op == "lt" and any(np.all(np.asarray(x) == 0) for x in zeros)
+
+
+def _drops(ran: Ran, node: Node | None) -> bool:
+    """Whether a comparison of ranks with a capacity or with places leaves out an element, or may do
+    so because its value was not kept."""
+    found = None if node is None else ran.values.get(node.outputs[0])
+    if node is None or found is None:
+        return True
+    if node.op == "eq":  # of ranks with places: each rank has a place along some dim
+        return not any(found.any(dim).all() for dim in range(found.ndim))
+    return not found.all() and bool(found.any())
 
 
 def _one_each(graph: Graph, alone: Graph, name: str) -> Iterator[str]:

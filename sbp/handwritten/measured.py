@@ -175,7 +175,7 @@ def _rank(aval: Any) -> int:
     )
 
 
-def _match(graph: Graph, alone: Graph) -> Iterator[tuple[Node, Node]]:
+def matched(graph: Graph, alone: Graph) -> Iterator[tuple[Node, Node]]:
     """The operations of a program with the same ones in another trace of it. Operations of one line
     and kind are matched in order."""
 
@@ -190,7 +190,7 @@ def _match(graph: Graph, alone: Graph) -> Iterator[tuple[Node, Node]]:
 def _counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
     """For each value of a program the same one in another trace of it."""
     same, divided = dict[int, int](), set[int]()
-    for a, b in _match(graph, alone):
+    for a, b in matched(graph, alone):
         pairs = [
             (a.outputs, b.outputs),
             *((x.inputs, y.inputs) for x, y in zip(inner_graphs(a), inner_graphs(b), strict=False)),
@@ -224,7 +224,7 @@ def fixed_numbers(
       By the id of an operation, the id of the same one with one device, and the number.
     """
     found: dict[int, tuple[int, str]] = {}
-    for a, b in _match(graph, alone):
+    for a, b in matched(graph, alone):
         for number in scalars(a) & scalars(b):
             times = number if number >= 1 else 1 / number if number > 0 else 0.0
             if times >= 2 and (times % n == 0 or (times > 2 and times in lengths)):
@@ -234,7 +234,7 @@ def fixed_numbers(
 
 def changed_numbers(graph: Graph, alone: Graph) -> set[int]:
     """The ids of operations whose numbers are others in another trace of a program."""
-    return {a.id for a, b in _match(graph, alone) if scalars(a) != scalars(b)}
+    return {a.id for a, b in matched(graph, alone) if scalars(a) != scalars(b)}
 
 
 def scalars(node: Node) -> set[float]:
@@ -542,7 +542,7 @@ class Body:
         made of its own shard is meant for them."""
         return [
             m
-            for m in self.makers(self.upstream(value))
+            for m in self.makers(self.reached(value))
             if self.over(m) and (KINDS[m.op] in SENDING or self.stacked(m.outputs[0]) is not None)
         ]
 

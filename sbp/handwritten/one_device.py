@@ -134,6 +134,7 @@ class Compared:
           scan, in the first trip, and in the second one.
       uneven: whether a result differs between devices that the program says to be equal.
       meant: whether the program shows that a difference may be meant.
+      placed: the ids of operations that rank the elements of each device to place them.
       numbers: by the id of an operation, a number in it that may count devices.
       wants: the runs with one device; the second one, where axes split a dim jointly, has its
           elements in the order of shards.
@@ -144,6 +145,7 @@ class Compared:
     types: tuple[Types, ...] = ({},)
     uneven: bool = False
     meant: bool = False
+    placed: frozenset[int] = frozenset()
     numbers: Mapping[int, str] = field(default_factory=dict)
     wants: tuple[Ran, ...] = ()
 
@@ -424,18 +426,24 @@ class Comparisons:
                 run = replace(run, counts=(*best.names, *sorted(counted)))
                 return Compared(run=run, alone=best)
         trips = tuple(self.types_of(got, wants[:1], axis.name, t) for t in (0, 1))
-        because |= {*why_meant(self.graph, alone, types, axis.name, axis.size)}
+        reasons, placed = why_meant(got, want, types, axis.name, axis.size)
+        because |= reasons
         meant = bool(because)
         if any(x.shape != y.shape for x, y in zip(self.got.results, want.results, strict=True)):
             guesses.add("the shape of its result depends on the number of devices")
-        reasons = tuple(sorted(because | guesses))
-        run = replace(run, apart=apart[last][0], because=reasons, stages=last.chained)
+        run = replace(
+            run,
+            apart=apart[last if last.chained else best][0],
+            because=tuple(sorted(because | guesses)),
+            stages=last.chained,
+        )
         return Compared(
             run=run,
             alone=best,
             types=(types, *trips),
             uneven=uneven,
             meant=meant,
+            placed=placed,
             numbers={i: number for i, (_, number) in fixed.items()},
             wants=wants,
         )
