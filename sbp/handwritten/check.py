@@ -86,6 +86,7 @@ _CODES: dict[Kind, str] = {
     "own-positions": "wrong-placement",
     "same-block": "wrong-placement",
     "scaled": "wrong-reduction",
+    "small": "wrong-reduction",
     "split-as-whole": "wrong-placement",
     "uneven": "wrong-placement",
     "wrong-dim": "wrong-placement",
@@ -118,6 +119,7 @@ _TITLES: dict[Kind, str] = {
     "own-positions": "{what} counts from zero in each shard on {axes}",
     "same-block": "{what} takes the same block of a whole value on all devices of {axes}",
     "scaled": "{what} is {n} times too large on {axes}",
+    "small": "{what} is {n} times too small on {axes}",
     "split-as-whole": "{result} is {types} on {axes} and returned as {claim}",
     "uneven": "{result} differs between the devices of {axes} and is returned as {claim}",
     "wrong-dim": "{result} is {types} on {axes} and returned as {claim}",
@@ -147,6 +149,7 @@ _LABELS: dict[Kind, str] = {
     "ratio": "reduce both operands first: the ratio of two parts is not a part of the ratio",
     "same-block": "the block that belongs to a device depends on its index",
     "scaled": "{n} times too large",
+    "small": "{n} times too small",
     "scales": "one is a sum over the devices, the other a mean; use one reduction for both",
     "split-as-whole": "this is {parts}",
     "uneven": "from here on, the devices have different values",
@@ -280,7 +283,7 @@ def _notes(finding: Finding) -> Iterator[str]:
             " are in another order"
         )
     made, node = finding.fault.made, finding.fault.node
-    if finding.fault.kind == "mixed" and made and users_span(made) == users_span(node):
+    if finding.fault.kind in READS_OF_PARTIAL and made and users_span(made) == users_span(node):
         inside = "made inside of this call: gather its argument, or write it out"
         yield f"the partial value is {'a gradient of this line' if made.backward else inside}"
     if primary(finding).backward:

@@ -1,7 +1,6 @@
 """What shows that a program is meant to compute something else on one device of a mesh axis: each
 device ranks its own elements, picks its own, or returns one of its own."""
 
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -42,21 +41,15 @@ def _ranks(got: Ran, want: Ran, types: Types) -> tuple[frozenset[int], bool]:
         body = Body(region.params["body"], types, "")
         nodes = [*body.graph.walk()]
         own = [n for n in nodes if n.op in RANKS and _has_own_ranks(body, n)]
+        ranked = {v for node in own for v in node.outputs}
         for node in nodes if own else ():
             selects = traits_of(node.op).scales == "compared" and not _is_sign(node)
-            picks = places_of(node) and body.split(node.inputs[0]) is not None
-            read = (
-                node.inputs
-                if selects
-                else [node.inputs[i] for i in places_of(node)]
-                if picks
-                else ()
-            )
-            above = set(itertools.chain(*map(body.upstream, read)))
-            found = {rank.id for rank in own if not above.isdisjoint(rank.outputs)}
-            placed |= found
-            runs = ((got, node), (want, others.get(node.id)))
-            drops |= bool(found) and (not selects or any(_drops(*run) for run in runs))
+            picks = body.split(node.inputs[0]) is not None if places_of(node) else False
+            for i in range(len(node.inputs)) if selects else places_of(node) if picks else ():
+                if found := ranked.intersection(body.upstream(node.inputs[i])):
+                    placed |= {n.id for n in own if not found.isdisjoint(n.outputs)}
+                    runs = ((got, node), (want, others.get(node.id)))
+                    drops |= not selects or any(_drops(*run, i) for run in runs)
     return frozenset(placed), drops
 
 
@@ -73,14 +66,23 @@ def _is_sign(node: Node) -> bool:
     return node.op == "lt" and any(np.all(np.asarray(x) == 0) for x in zeros)
 
 
-def _drops(ran: Ran, node: Node | None) -> bool:
+def _drops(ran: Ran, node: Node | None, operand: int) -> bool:
     """Whether a comparison of ranks with a capacity or with places leaves out an element, or may do
-    so because its value was not kept."""
-    found = None if node is None else ran.values.get(node.outputs[0])
-    if node is None or found is None:
+    so because its values were not kept.
+
+    Arguments:
+      ran: the run.
+      node: the comparison.
+      operand: the position of the ranks.
+    """
+    sides = () if node is None else (node.inputs[operand], node.outputs[0])
+    values = [ran.values[v] for v in sides if isinstance(v, int) and v in ran.values]
+    if node is None or len(values) < 2:
         return True
-    if node.op == "eq":  # of ranks with places: each rank has a place along some dim
-        return not any(found.any(dim).all() for dim in range(found.ndim))
+    ranks, found = values
+    if node.op == "eq":  # each rank is compared with all places, along a dim
+        dims = (d for d in range(ranks.ndim) if (ranks == ranks.take([0], d)).all())
+        return not any(found.any(d).all() for d in dims)
     return not found.all() and bool(found.any())
 
 

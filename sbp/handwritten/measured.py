@@ -313,6 +313,7 @@ Kind = Literal[
     "same-block",
     "scaled",
     "scales",
+    "small",
     "split-as-whole",
     "uneven",
     "wrong-dim",
@@ -320,7 +321,7 @@ Kind = Literal[
 ]
 """The kinds of faults; the module `words` has their text."""
 
-COUNTED: tuple[Kind, ...] = ("averaged", "doubled", "pending", "scaled", "scales")
+COUNTED: tuple[Kind, ...] = ("averaged", "doubled", "pending", "scaled", "scales", "small")
 """Kinds of faults that are none where a number stands for the number of devices."""
 
 BY_SHARD: tuple[Kind, ...] = ("blocks", "local", "own-positions", "same-block")
@@ -538,12 +539,17 @@ class Body:
         return next(numbers, nodes[0] if nodes else None)
 
     def sent(self, value: Operand) -> list[Node]:
-        """The operations that bring what a value depends on from other devices; what each of these
-        made of its own shard is meant for them."""
+        """The operations that bring values without a meaning, on which a value depends, from other
+        devices; what each of these made of its own shard is meant for them. What goes around in a
+        loop has a meaning in its first trip."""
+        carried = {o for graph in self.graph.graphs() for o in graph.outputs}
+        near = self.reached(value)
         return [
             m
-            for m in self.makers(self.reached(value))
-            if self.over(m) and (KINDS[m.op] in SENDING or self.stacked(m.outputs[0]) is not None)
+            for m in self.makers(self.upstream(value))
+            if self.over(m)
+            and (KINDS[m.op] in SENDING or self.stacked(m.outputs[0]) is not None)
+            and not near.union(carried).isdisjoint(m.outputs)
         ]
 
     def origin(self, value: Operand, *, pending: bool = False) -> Node | None:
@@ -612,10 +618,12 @@ class Body:
         if not faults or ends:
             # Of a partial value, each device takes the block of its own index.
             taking = (m for m in nodes if reached & {m.inputs[i] for i in places_of(m)})
-            own = next((m for m in taking if self.atoms(m.inputs[0]) == (P,)), None)
+            parts = (m for m in taking if self.is_partial(m.inputs[0]))
+            own = next((m for m in parts if self.origin(m.inputs[0])), None)
             if sent or own is None:
                 return None
-            return Fault("own-block", own, self.origin(own.inputs[0]), 0, (P,), (0,)), None
+            partial = self.atoms(own.inputs[0], None)[:1]
+            return Fault("own-block", own, self.origin(own.inputs[0]), 0, partial, (0,)), None
         node, fault = faults[0]
         after = nodes[nodes.index(node) + 1 :]
         return fault, next((m for m in after if self.over(m) and m.op in REDUCTIONS), None)
@@ -653,8 +661,9 @@ class Body:
             return Fault(kind, node, made, min(partial), atoms, partial=partial)
         out = self.readings(node.outputs[0])
         if any(not isinstance(r.atom, Unreduced) for r in out):
-            down = any(r.atom == B and r.power < 0 for r in out)
-            return Fault("averaged" if down else "scaled", node, self.reducer(ins[0]))
+            down = {r.atom for r in out if r.power < 0}
+            scaled = "averaged" if B in down else "small" if down else "scaled"
+            return Fault(scaled, node, self.reducer(ins[0]))
         if split:
             atoms = self.atoms(ins[split[0]])
             return Fault(
