@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from jax.sharding import PartitionSpec
+
 from sbp.errors import (
     SHOWN,
     Diagnostic,
@@ -22,6 +24,7 @@ from sbp.handwritten.compared import (
     run_diagnostic,
 )
 from sbp.handwritten.emulation import (
+    axes_by_dim,
     claims,
     function_of,
     outs_of,
@@ -37,7 +40,6 @@ from sbp.handwritten.measured import (
     Finding,
     Kind,
     region_findings,
-    reversed_order,
     scalars,
 )
 from sbp.handwritten.one_device import ComparedRun, Comparisons
@@ -423,6 +425,16 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
     return tuple(
         f for f in found.values() if f.fault.kind != "local" or f.fault.node.id not in placed
     ), ends
+
+
+def reversed_order(region: Node) -> tuple[str, ...]:
+    """Two mesh axes that the specs of a region order in two ways on a dim; empty where none do."""
+    stated = (*region.params["in_specs"], *region.params["out_specs"])
+    # A type orders the axes of a dim as the mesh does.
+    specs = (spec for spec in stated if isinstance(spec, PartitionSpec))
+    dims = (axes for spec in specs for axes in axes_by_dim(spec, len(spec), ()))
+    found = {pair for axes in dims for pair in itertools.combinations(axes, 2)}
+    return next(((a, b) for a, b in sorted(found) if (b, a) in found), ())
 
 
 # ---- helps --------------------------------------------------------------------------------------

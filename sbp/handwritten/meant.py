@@ -63,7 +63,7 @@ def _has_own_ranks(body: Body, rank: Node) -> bool:
 def _is_sign(node: Node) -> bool:
     """Whether JAX looks for negative indices."""
     zeros = (x.value for x in node.inputs if isinstance(x, Constant))
-    return node.op == "lt" and any(np.all(np.asarray(x) == 0) for x in zeros)
+    return traits_of(node.op).numpy is np.less and any(np.all(np.asarray(x) == 0) for x in zeros)
 
 
 def _drops(ran: Ran, node: Node | None, operand: int) -> bool:
@@ -80,7 +80,7 @@ def _drops(ran: Ran, node: Node | None, operand: int) -> bool:
     if node is None or len(values) < 2:
         return True
     ranks, found = values
-    if node.op == "eq":  # each rank is compared with all places, along a dim
+    if traits_of(node.op).numpy is np.equal:  # each rank is compared with all places, along a dim
         dims = (d for d in range(ranks.ndim) if (ranks == ranks.take([0], d)).all())
         return not any(found.any(d).all() for d in dims)
     return not found.all() and bool(found.any())

@@ -7,20 +7,17 @@ of the run with one device. A power of the axis size counts as well: the sum ove
 means of their shards is n times the mean.
 """
 
-import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from sbp import _jax
 from sbp.handwritten.emulation import (
     Ran,
     atom_of,
-    axes_by_dim,
     differ,
     inner_graphs,
     nodes_of,
@@ -439,16 +436,6 @@ def region_findings(
                 tuple(sorted({numbers[m.id] for m in makers if m.id in numbers})),
                 means=any(parts) and all(r.power for r in parts[0]),
             )
-
-
-def reversed_order(region: Node) -> tuple[str, ...]:
-    """Two mesh axes that the specs of a region order in two ways on a dim; empty where none do."""
-    stated = (*region.params["in_specs"], *region.params["out_specs"])
-    # A type orders the axes of a dim as the mesh does.
-    specs = (spec for spec in stated if isinstance(spec, PartitionSpec))
-    dims = (axes for spec in specs for axes in axes_by_dim(spec, len(spec), ()))
-    found = {pair for axes in dims for pair in itertools.combinations(axes, 2)}
-    return next(((a, b) for a, b in sorted(found) if (b, a) in found), ())
 
 
 class Body:
