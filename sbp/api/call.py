@@ -350,6 +350,7 @@ class CallReader:
       options: the options of `sbp.jit`.
 
     Attributes:
+      name: the name of the function, for reports.
       spec: the axes and the hardware of the mesh.
 
     Raises:
@@ -361,7 +362,7 @@ class CallReader:
         self, fn: Callable[..., Any], mesh: Mesh | AbstractMesh, options: JitOptions
     ) -> None:
         self.fn, self.mesh, self.options = fn, mesh, options
-        self.spec = mesh_spec(mesh, options.hardware)
+        self.name, self.spec = function_name(fn), mesh_spec(mesh, options.hardware)
         named = [("boxing", axis) for axis in options.axis_policies]
         named += [("budgets", b.axis) for b in options.budgets if b.axis is not None]
         for option, axis in named:
@@ -374,11 +375,6 @@ class CallReader:
                 check_meshes(types, mesh, option)
             with about_option(option, options.at):
                 check_types(types, self.spec, option)
-
-    @property
-    def name(self) -> str:
-        """The function's name, for reports."""
-        return function_name(self.fn)
 
     def read(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

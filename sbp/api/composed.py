@@ -17,16 +17,21 @@ from sbp.api.call import ArgumentChoice, CallReader, CallSignature, JitOptions, 
 from sbp.api.plan import Plan
 from sbp.api.tracing import traced_results
 from sbp.errors import SbpError
-from sbp.infer.space import from_type
 from sbp.plan.program import Program
-from sbp.run.execute import partition_spec
+from sbp.run.arrays import spec_of
 from sbp.types import NdSbp
 
 Planner = Callable[[Callable[..., Any], Any, JitOptions], Any]
 """Function, mesh and options -> the function as `sbp.jit` gives it."""
 
 
-class Composed:
+def composed(
+    planner: Planner,
+    reader: CallReader,
+    signature: CallSignature,
+    plan: Callable[[], Plan],
+    mesh: Mesh | AbstractMesh,
+) -> Callable[[Sequence[Any]], Any] | str:
     """The calls with one signature, inside transformations.
 
     Arguments:
@@ -36,53 +41,41 @@ class Composed:
       plan: makes the plan of the calls.
       mesh: the mesh that arguments and results are on. The mesh of the reader has Auto axes.
 
-    Attributes:
-      obstacle: why no plan can serve, after the name of the function; None where one can.
+    Returns:
+      A function from flat arguments, which may be tracers, to the results. Where no plan can serve,
+      the reason as words that follow the name of the function.
     """
+    results, is_closed = traced_results(reader, signature)
+    if not is_closed:
+        return "closes over a value of the transformation around it"
+    if any(x.partial or x.padded for x in (*signature.leaves, *results.leaves)):
+        return "takes or returns sbp.Partial or sbp.Padded inside a transformation"
+    derivatives: dict[tuple[int, ...], _Derivative] = {}
 
-    def __init__(
-        self,
-        planner: Planner,
-        reader: CallReader,
-        signature: CallSignature,
-        plan: Callable[[], Plan],
-        mesh: Mesh | AbstractMesh,
-    ) -> None:
-        self._reader, self._plan, self._mesh = reader, plan, mesh
-        self._results, is_closed = traced_results(reader, signature)
-        self.obstacle: str | None = None
-        if not is_closed:
-            self.obstacle = "closes over a value of the transformation around it"
-        elif any(x.partial or x.padded for x in (*signature.leaves, *self._results.leaves)):
-            self.obstacle = "takes or returns sbp.Partial or sbp.Padded inside a transformation"
-        derivatives: dict[tuple[int, ...], _Derivative] = {}
+    @jax.custom_jvp
+    def call(*flat: Any) -> list[Any]:
+        return plan()._inlined(flat)  # pyright: ignore[reportPrivateUsage]  # not for users
 
-        @jax.custom_jvp
-        def call(*flat: Any) -> list[Any]:
-            return plan()._inlined(flat)  # pyright: ignore[reportPrivateUsage]  # not for users
+    def push(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        moving = tuple(i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero))
+        if moving not in derivatives:
+            derivatives[moving] = _Derivative(planner, reader, signature, results, moving)
+        return derivatives[moving].push(primals, [tangents[i] for i in moving])
 
-        def push(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            moving = tuple(i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero))
-            if moving not in derivatives:
-                derivatives[moving] = _Derivative(planner, reader, signature, self._results, moving)
-            return derivatives[moving].push(primals, [tangents[i] for i in moving])
+    call.defjvp(push, symbolic_zeros=True)
 
-        call.defjvp(push, symbolic_zeros=True)
-        self._call = call
-
-    def __call__(self, flat: Sequence[Any]) -> Any:
-        """The results for flat arguments, which may be tracers."""
-        flat, auto = list(map(jnp.asarray, flat)), self._reader.mesh
-        if AxisType.Explicit not in self._mesh.axis_types:
-            return jax.tree.unflatten(self._results.tree, self._call(*flat))
+    def run(flat: Sequence[Any]) -> Any:
+        flat = list(map(jnp.asarray, flat))
+        if AxisType.Explicit not in mesh.axis_types:
+            return jax.tree.unflatten(results.tree, call(*flat))
         # As `jax.sharding.auto_axes` does.
-        with jax.sharding.use_abstract_mesh(auto.abstract_mesh):
+        with jax.sharding.use_abstract_mesh(reader.mesh.abstract_mesh):
             flat = [jax.sharding.reshard(x, PartitionSpec(*[None] * x.ndim)) for x in flat]
-            outs = self._call(*flat)
-        shardings = _shardings(outs, self._plan().program.output_types, self._mesh, self._reader)
-        return jax.tree.unflatten(
-            self._results.tree, list(map(jax.sharding.reshard, outs, shardings))
-        )
+            outs = call(*flat)
+        shardings = _shardings(outs, plan().program.output_types, mesh)
+        return jax.tree.unflatten(results.tree, list(map(jax.sharding.reshard, outs, shardings)))
+
+    return run
 
 
 class _Derivative:
@@ -92,7 +85,7 @@ class _Derivative:
     residuals come from a plan of the forward and the backward pass together.
 
     Arguments:
-      moving: the positions of these arguments; for the others see `Composed`.
+      moving: the positions of these arguments; for the others see `composed`.
     """
 
     def __init__(
@@ -212,7 +205,7 @@ class _Derivative:
         into the primitive below."""
         if not isinstance(self._reader.mesh, Mesh) or _jax.is_mapped(arrays):
             return list(arrays)
-        shardings = _shardings(arrays, types, self._reader.mesh, self._reader)
+        shardings = _shardings(arrays, types, self._reader.mesh)
         return list(map(jax.device_put, arrays, shardings))
 
     def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -280,14 +273,10 @@ class _Derivative:
 
 
 def _shardings(
-    arrays: Sequence[Any],
-    types: Sequence[NdSbp | None],
-    mesh: Mesh | AbstractMesh,
-    reader: CallReader,
+    arrays: Sequence[Any], types: Sequence[NdSbp | None], mesh: Mesh | AbstractMesh
 ) -> list[NamedSharding]:
-    spec = reader.spec
     return [
-        NamedSharding(mesh, partition_spec(from_type(t or NdSbp(), spec), spec, jnp.ndim(x)))
+        NamedSharding(mesh, spec_of(t or NdSbp(), mesh, jnp.ndim(x)))
         for x, t in zip(arrays, types, strict=True)
     ]
 

@@ -1,13 +1,12 @@
 """The source of a plan: a Python file that imports `jax` and nothing of sbp."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from sbp.api.source_writer import SourceWriter, free_name
 from sbp.errors import bytes_text
-from sbp.plan.program import Program
 from sbp.run.execute import Executable
 from sbp.signatures.expressions import (
     no_source,
@@ -62,44 +61,28 @@ _ARRAYS = """with np.load(Path(__file__).with_suffix(".npz")) as file:
 """
 
 
-class Call(NamedTuple):
-    """The user's function.
-
-    Attributes:
-      name: its name.
-      positional, keywords: the names of its arguments that are not static.
-      ins, outs: the structures of (args, kwargs) and of what it returns.
-    """
-
-    name: str
-    positional: Sequence[str]
-    keywords: Sequence[str]
-    ins: Any
-    outs: Any
-
-
 def emit(
-    program: Program, executable: Executable, call: Call, shapes: Sequence[Any]
+    executable: Executable, names: Sequence[str], ins: Any, outs: Any, shapes: Sequence[Any]
 ) -> tuple[str, dict[str, Any]]:
-    """The source of a plan: the file, and arrays that it reads from the file of the same name that
-    ends in `.npz`.
+    """The source of a plan, and the arrays that it reads from the `.npz` file of the same name.
 
     Arguments:
-      program: the plan.
-      executable: what it runs.
-      call: the user's function.
+      executable: the plan, with the name of the user's function.
+      names: the names of its arguments that are passed by position and are not static.
+      ins, outs: the structures of (args, kwargs) and of what it returns.
       shapes: the flat arguments of the executable.
 
     Raises:
       SbpError: `bad-argument` for an operation that has no source.
     """
+    program, keys = executable.program, (ins.children()[1].node_data() or (dict, ()))[1]
     writer, mesh = SourceWriter(program), program.mesh
-    heads, reserved = list[str](), writer.module | {*call.keywords}
-    for name in call.positional:
+    heads, reserved = list[str](), writer.module | {*keys}
+    for name in names:
         heads.append(free_name(name, reserved | {*heads}))
-    plain = all(k.isidentifier() and free_name(k, writer.module) == k for k in call.keywords)
-    call = call._replace(positional=tuple(heads))
-    own = free_name(call.name, writer.module)
+    plain = all(k.isidentifier() and free_name(k, writer.module) == k for k in keys)
+    positional = tuple(heads)
+    own = free_name(executable.name, writer.module)
     writer.module.add(own)
     config: Any = jax.config
     is_wide = program.graph.has_64_bits()
@@ -113,15 +96,15 @@ def emit(
         **({"donate_argnums": str(donated)} if donated else {}),
     }
     run = ["run = jax.jit(", f"    {flat},", *(f"    {k}={v}," for k, v in options.items()), ")"]
-    named, keywords = "named", [f"named[{k!r}]" for k in call.keywords]
+    named, keywords = "named", [f"named[{k!r}]" for k in keys]
     if plain:
-        keywords = call.keywords
-        heads += ["*", *call.keywords] if call.keywords else []
-        named = f"{{{', '.join(f'{k!r}: {k}' for k in call.keywords)}}}"
+        keywords = keys
+        heads += ["*", *keys] if keys else []
+        named = f"{{{', '.join(f'{k!r}: {k}' for k in keys)}}}"
     else:
         heads.append(f"**{named}")
-    numbers, positional = iter(range(call.outs.num_leaves)), tuple_text(call.positional)
-    given = f"({positional}, {named})" if call.keywords else positional
+    given = f"({tuple_text(positional)}, {named})" if keys else tuple_text(positional)
+    numbers, like = iter(range(outs.num_leaves)), _by_structure(ins, [*positional, *keywords])
     main = [
         f"def {own}({', '.join(heads)}):",
         f"    arrays = jax.tree.leaves({given})",
@@ -132,7 +115,7 @@ def emit(
         '        count = f"{len(ARGUMENTS)} arrays, got {len(given)}"',
         """        raise ValueError(f"the plan takes {', '.join(wrong) or count}")""",
         "    outs = run(*arrays)",
-        f"    return {_result(call.outs, numbers, _by_structure(call, keywords))}",
+        f"    return {_result(outs, numbers, like)}",
     ]
     update = 'jax.config.update("{}", {})\n'.format
     settings = update("jax_enable_x64", True) * is_wide
@@ -166,16 +149,15 @@ def _specs(shardings: Sequence[Any]) -> str:
     return f"[{', '.join(text_of(s.spec) for s in shardings)}]"
 
 
-def _by_structure(call: Call, keywords: Sequence[str]) -> dict[Any, str]:
+def _by_structure(ins: Any, expressions: Sequence[str]) -> dict[Any, str]:
     """The first argument of each structure, as an expression.
 
     Arguments:
-      call: the user's function.
-      keywords: its keyword arguments as expressions.
+      ins: the structure of (args, kwargs).
+      expressions: the arguments.
     """
-    args, kwargs = (tree.children() for tree in call.ins.children())
-    pairs = [*zip(args, call.positional, strict=True), *zip(kwargs, keywords, strict=True)]
-    return dict(reversed(pairs))
+    arguments = (tree for part in ins.children() for tree in part.children())
+    return dict(reversed([*zip(arguments, expressions, strict=True)]))
 
 
 _CONTAINERS = (tuple, list, dict, type(None))

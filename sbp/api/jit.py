@@ -25,7 +25,7 @@ from sbp.api.call import (
     function_name,
     quick_key,
 )
-from sbp.api.composed import Composed
+from sbp.api.composed import composed
 from sbp.api.holding import plain
 from sbp.api.plan import Plan, make_plan
 from sbp.api.slips import diagnose
@@ -118,7 +118,7 @@ class Jitted:
         self._readers: dict[Mesh | AbstractMesh, CallReader] = {}
         self._plans: dict[Any, Plan] = {}  # by the keys of call signatures
         self._quick: dict[Any, Plan] = {}  # by keys of `quick_key`
-        self._composed: dict[Any, Composed] = {}  # by the keys of `_plans`
+        self._composed: dict[Any, Callable[..., Any]] = {}  # by the keys of `_plans`
         self._uses, self._warned = itertools.count(), False
         if mesh is not None:
             mesh_spec(mesh, options.hardware)  # refuses what is no mesh, and may have no hash
@@ -204,16 +204,14 @@ class Jitted:
             reader = self._on(mesh)
             signature, leaves = reader.read(args, kwargs)
             key = around, signature.key
-            composed = self._composed.get(key)
-            if composed is None:
-                plan = functools.partial(self._plan_of, reader, signature)
-                composed = Composed(Jitted, reader, signature, plan, around)
-            if composed.obstacle is None:
+            plan = functools.partial(self._plan_of, reader, signature)
+            found = self._composed.get(key) or composed(Jitted, reader, signature, plan, around)
+            if not isinstance(found, str):
                 if len(self._composed) >= MOST_PLANS:
                     self._composed.clear()  # they come back with the next calls
-                self._composed[key] = composed
-                return composed(leaves)
-            obstacle = composed.obstacle
+                self._composed[key] = found
+                return found(leaves)
+            obstacle = found
         warnings.warn(
             f"nested-jit: {self.name} {obstacle}, so it runs as the plain function, without a plan"
             " of its own",

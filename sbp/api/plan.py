@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh
 
 from sbp import _jax
 from sbp.api.call import CallReader, CallSignature, quick_key, refuse_taken
-from sbp.api.emit import Call, emit
+from sbp.api.emit import emit
 from sbp.api.holding import Holding
 from sbp.api.tracing import Traced, Tracer, traced_call
 from sbp.errors import (
@@ -432,17 +432,11 @@ class Plan:
             raise refused(f"the name of the file must end in .py, got {path!r}", ValueError)
         parameters = self._reader.options.parameters
         static = parameters.static.positions(len(parameters.names), "static_argnums")
-        args, kwargs = self._signature.tree.children()
+        ins, outs = self._signature.tree, self.results.tree
+        count = len(ins.children()[0].children())
         names = [n for i, n in enumerate(parameters.names) if i not in static]
-        names += [f"argument_{i}" for i in range(len(names), len(args.children()))]
-        call = Call(
-            name=self._reader.name,
-            positional=names[: len(args.children())],
-            keywords=(kwargs.node_data() or (dict, ()))[1],
-            ins=self._signature.tree,
-            outs=self.results.tree,
-        )
-        text, arrays = emit(self.program, self._executable, call, self.holding.shapes)
+        names += [f"argument_{i}" for i in range(len(names), count)]
+        text, arrays = emit(self._executable, names[:count], ins, outs, self.holding.shapes)
         if path is not None:
             if arrays:
                 data: Any = io.BytesIO()

@@ -92,26 +92,31 @@ def _changes(error: SbpError, options: JitOptions) -> list[Change]:
     misspelt is tried, too."""
     if error.call is not None:
         return list(_entries(error, options, error.call))
-    if not error.option:
-        return list(_corrections(error, options))
-    swaps, renamed = list(_swaps(error.option, options)), list(_renames(error, options))
-    first = max(0, LIMITS.plans - len(renamed))
-    return [*swaps[:first], *renamed, *swaps[first:]]
+    swaps = list(_swaps(error.option, options)) if error.option else []
+    corrected = list(_corrections(error, options))
+    first = max(0, LIMITS.plans - len(corrected))
+    return [*swaps[:first], *corrected, *swaps[first:]]
 
 
 def _corrections(error: SbpError, options: JitOptions) -> Iterator[Change]:
-    """The call that has a slip with each likely value."""
-    at, slip = error.span or _jax.raising_span(error), error.slip
-    if at is None or slip is None:
-        return
-    written = _source_text(slip.wrong)
-    for right in slip.likely:
-        if edits := constants_in(at, written, _source_text(right)):
-            yield Change(
-                text=f"write {show(_source_text(right))} for {show(written)} at line {at.line}",
-                edits=edits,
-                make=lambda right=right: (options, Correction(at, slip.wrong, right)),
-            )
+    """The option or the call that has a slip, with each likely value in place of the wrong one: a
+    key, a type text or an axis."""
+    option, field = error.option, other_option(error.option)
+    wrong, likely = (error.slip.wrong, error.slip.likely) if error.slip else (None, ())
+    at = argument_span(options.at, option) if option else error.span or _jax.raising_span(error)
+    for right in likely:
+        old, new = _source_text(wrong), _source_text(right)
+        written = [(edit, "") for edit in (constants_in(at, old, new) if at else ())]
+        text = f"write {show(new)} for {show(old)}"
+        if option:
+            value = _replace(getattr(options, field), wrong, right)
+            if repr(value) != repr(getattr(options, field)):
+                edit = OptionEdit(option=option, value=value)
+                changed = dataclasses.replace(options, **{field: value}), None
+                yield _change(f"{text} in {option}", written, edit, changed)
+        elif at:
+            changed = options, Correction(at, wrong, right)
+            yield _change(f"{text} at line {at.line}", written, None, changed)
 
 
 def _entries(error: SbpError, options: JitOptions, call: Span) -> Iterator[Change]:
@@ -139,21 +144,21 @@ def _entries(error: SbpError, options: JitOptions, call: Span) -> Iterator[Chang
 def _change(
     text: str,
     written: Sequence[tuple[SourceEdit, str]],
-    option: OptionEdit,
+    option: OptionEdit | None,
     changed: tuple[JitOptions, Correction | None],
 ) -> Change:
-    """A change of an option.
+    """A change of an option or of a call.
 
     Arguments:
       text: the change in words.
       written: the edits of the source, each with the text of its label; none where the source does
         not show the option.
-      option: the edit of the option then.
+      option: the edit of the option then; None where there is none.
       changed: the options after it, or a correction of another call.
     """
     return Change(
         text=text,
-        edits=tuple(edit for edit, _ in written) or (option,),
+        edits=tuple(edit for edit, _ in written) or ((option,) if option else ()),
         labels=tuple(
             Label(span=edit.span, text=said, primary=not n)
             for n, (edit, said) in enumerate(written)
@@ -190,25 +195,6 @@ def _swaps(option: str, options: JitOptions) -> Iterator[Change]:
         yield _change(
             f"swap entries {i} and {k} of {option}",
             written,
-            OptionEdit(option=option, value=value),
-            (dataclasses.replace(options, **{field: value}), None),
-        )
-
-
-def _renames(error: SbpError, options: JitOptions) -> Iterator[Change]:
-    """An option with a key, a type text or an axis of it replaced by each likely one."""
-    if error.slip is None:
-        return
-    option, wrong, field = error.option, error.slip.wrong, other_option(error.option)
-    part = argument_span(options.at, option)
-    for right in error.slip.likely:
-        value = _replace(getattr(options, field), wrong, right)
-        if repr(value) == repr(getattr(options, field)):
-            continue
-        written = constants_in(part, _source_text(wrong), _source_text(right)) if part else ()
-        yield _change(
-            f"write {show(_source_text(right))} for {show(_source_text(wrong))} in {option}",
-            [(edit, "") for edit in written],
             OptionEdit(option=option, value=value),
             (dataclasses.replace(options, **{field: value}), None),
         )

@@ -26,11 +26,10 @@ from sbp.errors import SbpError, refused
 from sbp.handwritten.region import tracing_for
 from sbp.infer.pins import check_axes, device_ids, resolve_pins
 from sbp.infer.request import Demand, Request
-from sbp.infer.space import from_type
 from sbp.kinds import paths_of
 from sbp.limits import policies_in
 from sbp.machine.mesh import MeshSpec, known_axes, other_mesh, users_mesh
-from sbp.run.execute import partition_spec
+from sbp.run.arrays import spec_of
 from sbp.signatures.alignment import with_alignment
 from sbp.signatures.custom import check_registered, check_rules
 from sbp.signatures.rewrites import with_hoisted_casts, with_mirrors
@@ -162,13 +161,13 @@ def traced_call(
         even_boundary(leaf, leaf.aval.shape, spec, f"input {leaf.name}")
         for leaf in signature.leaves
     ]
-    call = _FlatResults(signature, reader, arguments)
+    call, results_of_call = _flat_results(signature, reader, arguments)
     is_symbolic = tracer is not None
     if tracer is None:
         tracer = functools.partial(trace, platform=_platform(reader.mesh, spec), is_known=is_known)
 
     def traced(explicit: AbstractMesh | None) -> tuple[Graph, Any]:
-        shapes = tuple(_laid_out(leaf, explicit, spec) for leaf in arguments)
+        shapes = tuple(_laid_out(leaf, explicit) for leaf in arguments)
         return tracer(call, shapes, signature.names)
 
     try:
@@ -183,7 +182,7 @@ def traced_call(
         graph = with_mirrors(with_alignment(with_hoisted_casts(graph)))
     _refuse_traced(graph, reader.name)
     graph = _check(graph, spec, reader.mesh)
-    results = with_result_types(reader, call.results(flat_shapes))
+    results = with_result_types(reader, results_of_call(flat_shapes))
     tied = tied_outputs(signature, results)
     returned = tuple(
         replace(leaf, memory=result_kind(leaf, _jax.in_host(graph.aval(o)), spec, reader.mesh))
@@ -224,14 +223,13 @@ def _platform(mesh: Mesh | AbstractMesh, spec: MeshSpec) -> str | None:
     return platform if platform in ("cpu", "tpu") else None
 
 
-def _laid_out(leaf: Leaf, explicit: AbstractMesh | None, spec: MeshSpec) -> jax.ShapeDtypeStruct:
+def _laid_out(leaf: Leaf, explicit: AbstractMesh | None) -> jax.ShapeDtypeStruct:
     """The shape of an argument with the memory that the array lies in, and with the sharding that
     it has on Explicit axes: both are parts of JAX's types, which the function may read and assert.
 
     Arguments:
       leaf: the argument, with its type at the boundary.
       explicit: the mesh that the user set, where its axes are Explicit; None for another one.
-      spec: its axes.
     """
     aval, t, kind = leaf.aval, leaf.type, HOST if leaf.memory == HOST else None
     if (
@@ -240,7 +238,7 @@ def _laid_out(leaf: Leaf, explicit: AbstractMesh | None, spec: MeshSpec) -> jax.
         and leaf.source != "in_types"
         and not (leaf.padded or t.is_partial)
     ):
-        split = partition_spec(from_type(t, spec), spec, aval.ndim)
+        split = spec_of(t, explicit, aval.ndim)
         return aval.update(sharding=NamedSharding(explicit, split, memory_kind=kind))
     nowhere = NamedSharding(AbstractMesh((), ()), PartitionSpec(), memory_kind=kind)
     return aval if kind is None else aval.update(sharding=nowhere)
@@ -294,16 +292,19 @@ def shapes_of(reader: CallReader, signature: CallSignature) -> Any:
 def traced_results(reader: CallReader, signature: CallSignature) -> tuple[Leaves, bool]:
     """What a call returns, with the types that are asked, and whether the function closes over no
     value of a transformation."""
-    call, spec = _FlatResults(signature, reader, signature.leaves), reader.spec
-    laid_out = [_laid_out(leaf, None, spec) for leaf in signature.leaves]
+    call, results_of_call = _flat_results(signature, reader, signature.leaves)
+    laid_out = [_laid_out(leaf, None) for leaf in signature.leaves]
     make = jax.make_jaxpr(call, return_shape=True)
-    closed, shapes = _under_users_mesh(lambda _: make(*laid_out), spec)
+    closed, shapes = _under_users_mesh(lambda _: make(*laid_out), reader.spec)
     is_closed = not any(isinstance(c, _jax.Tracer) for c in closed.consts)
-    return with_result_types(reader, call.results(shapes)), is_closed
+    return with_result_types(reader, results_of_call(shapes)), is_closed
 
 
-class _FlatResults:
-    """A function that returns its results as a list, and remembers their structure.
+def _flat_results(
+    signature: CallSignature, reader: CallReader, arguments: Sequence[Leaf]
+) -> tuple[Callable[..., list[Any]], Callable[[Sequence[Any]], Leaves]]:
+    """A function of flat arguments that returns its results as a list, and a function from the
+    shapes of these to the results of the last call with their structure.
 
     An array that JAX makes for the call is put into the memory that is asked for it, and the
     function gets it in device memory.
@@ -313,41 +314,34 @@ class _FlatResults:
       reader: the user's function.
       arguments: the flat arguments, with their pins inside of the program.
     """
+    last = list[tuple[Any, list[KeyPath]]]()
 
-    def __init__(
-        self, signature: CallSignature, reader: CallReader, arguments: Sequence[Leaf]
-    ) -> None:
-        self._fn, self._name, self._arguments = signature.call, reader.name, arguments
-        self._spec = reader.spec
-        self._returned: tuple[Any, tuple[KeyPath, ...]] | None = None
-        _jax.traced_as(self, reader.fn, signature.names)
-
-    def __call__(self, *flat: Any) -> list[Any]:
+    def call(*flat: Any) -> list[Any]:
         on_device = [
             jax.device_put(x, jax.memory.Space.Device)
             if leaf.memory == HOST and not leaf.in_host
             else x
-            for x, leaf in zip(flat, self._arguments, strict=True)
+            for x, leaf in zip(flat, arguments, strict=True)
         ]
         pinned = [
             bind_pin(x, replace(leaf.pin, input=n)) if leaf.pin else x
-            for n, (x, leaf) in enumerate(zip(on_device, self._arguments, strict=True))
+            for n, (x, leaf) in enumerate(zip(on_device, arguments, strict=True))
         ]
-        with known_axes(self._spec, AssertionError, NameError):
-            results = self._fn(*pinned)
+        with known_axes(reader.spec, AssertionError, NameError):
+            results = signature.call(*pinned)
         with_path, tree = paths_of(results, "what the function returns")
-        self._returned = tree, tuple(path for path, _ in with_path)
-        return [_returned_array(leaf, path, self._name) for path, leaf in with_path]
+        last[:] = [(tree, [path for path, _ in with_path])]
+        return [_returned_array(leaf, path, reader.name) for path, leaf in with_path]
 
-    def results(self, shapes: Sequence[Any]) -> Leaves:
-        """The results of the last call, which has these shapes."""
-        assert self._returned is not None
-        tree, paths = self._returned
+    def returned(shapes: Sequence[Any]) -> Leaves:
+        [(tree, paths)] = last
         leaves = (
             Leaf(path=path, name=jax.tree_util.keystr(path) or "result", aval=aval)
             for path, aval in zip(paths, shapes, strict=True)
         )
         return Leaves(tree=tree, leaves=tuple(leaves))
+
+    return _jax.traced_as(call, reader.fn, signature.names), returned
 
 
 def _returned_array(x: Any, path: KeyPath, name: str) -> Any:

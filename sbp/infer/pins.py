@@ -101,7 +101,7 @@ def _type_of_blocks(
     dims = [[axes.index(a) for a in _axes_of(entry)] for entry in padded]
     own = device_ids(sharding.mesh)
     if not sharding.spec.unreduced and PartitionSpec.UNCONSTRAINED not in entries:
-        found = _type_with(own, _blocks(own.shape, dims), mesh, ids)
+        found = _type_with(own, block_numbers(own.shape, dims), mesh, ids)
         if found is not None:
             return found
     raise SbpError(
@@ -129,12 +129,12 @@ def _type_with(
     wanted, rank = blocks[:, np.argsort(devices, axis=None)], len(blocks)
     for codes in itertools.product(range(rank + 1), repeat=len(mesh.sizes)):
         splits = [[i for i, c in enumerate(codes) if c == d + 1] for d in range(rank)]
-        if np.array_equal(_blocks(ids.shape, splits)[:, order], wanted):
+        if np.array_equal(block_numbers(ids.shape, splits)[:, order], wanted):
             return to_type(codes, mesh)
     return None
 
 
-def _blocks(sizes: Sequence[int], dims: Sequence[Sequence[int]]) -> np.ndarray:
+def block_numbers(sizes: Sequence[int], dims: Sequence[Sequence[int]]) -> np.ndarray:
     """The number of each device's block along each dim, with devices in the order of the mesh.
 
     Arguments:

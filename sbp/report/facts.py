@@ -35,7 +35,6 @@ from sbp.trace.graph import (
     Node,
     Operand,
     group_by,
-    interface_of,
     trips_of,
 )
 from sbp.types import NdSbp
@@ -426,16 +425,13 @@ class InputUses:
         """The same, with the regions that it enters on its way."""
         entered = list[tuple[Node, Entry]]()
         while isinstance(operand, int) and operand not in self.names.inputs:
-            node = self.names.makers.get(operand)
-            if operand in self.names.entries:
-                node, entry = self.names.entries[operand]
-                if entry.kind == "carry":
-                    return None, entered
-                entered.append((node, entry))
-                operand = node.inputs[entry.operand]
-            elif node is not None and node.op in CONTROL_FLOW:  # a loop that casts or rearranges
-                left = interface_of(node).exit_to(node.outputs.index(operand))
-                operand = node.regions[left.region].outputs[left.output]
+            node, fed = self.names.makers.get(operand), self.names.entries.get(operand)
+            if fed is not None and fed[1].kind == "carry":
+                return None, entered
+            if fed is not None:
+                entered.append(fed)
+            if around := self.names.within(operand):
+                operand = around[0]
             elif node is not None and _passes(node):
                 single = len(node.outputs) == 1
                 number = _moved_operand(node) if single else node.outputs.index(operand)

@@ -31,7 +31,6 @@ from sbp.report.parts import (
     Board,
     Ink,
     Picture,
-    Share,
     Table,
     picture,
     table_of,
@@ -561,7 +560,7 @@ def _words(sheet: _Sheet) -> Table | str:
                 ("" if s.type is None else repr(s.type)) + (", begins P" if s.born else "")
             ),
             "sends": lambda s: "; ".join(map(_send_text, s.sends)),
-            "share": lambda s: Share(fraction=s.bytes / (flows.bytes or 1)),
+            "share": lambda s: s.bytes / (flows.bytes or 1),
         },
         detail=lambda s: s.text if s.where else "",
         shown=_WORD_ROWS,

@@ -38,7 +38,6 @@ from sbp.report.parts import (
     Page,
     Part,
     Section,
-    Share,
     ShownDiagnostic,
     SourceLine,
     Table,
@@ -393,9 +392,7 @@ def _lines_table(lines: Sequence[AnnotatedLine], total: float, most: float) -> T
             "source": lambda a: _code(a.code, margin),
             "makes": lambda a: ", ".join(f"{n}: {made}" if n else made for n, made in a.makes),
             ">sends": lambda a: bytes_text(a.bytes_per_device) if a.bytes_per_device else "",
-            "share": lambda a: (
-                Share(fraction=a.bytes_per_device / total) if a.bytes_per_device else ""
-            ),
+            "share": lambda a: a.bytes_per_device / total if a.bytes_per_device else "",
         },
     )
 
@@ -585,7 +582,7 @@ def _collectives(program: Program, found: Sequence[facts.Collective], *, short: 
             "tensor": lambda c: listed(c.tensors, 1),
             ">runs": lambda c: str(c.runs),
             ">per device": lambda c: bytes_text(c.bytes_per_device),
-            "share": lambda c: Share(fraction=c.bytes_per_device / total if total else 0.0),
+            "share": lambda c: c.bytes_per_device / total if total else 0.0,
         },
         detail=lambda c: facts.detail(c, 1 if short else 2),
         shown=SHOWN_SHORT if short else SHOWN_COLLECTIVES,

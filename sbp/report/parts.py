@@ -16,23 +16,12 @@ from sbp.errors import Diagnostic, Label, SbpError, bytes_text
 from sbp.plan.program import PHASES, Phase
 from sbp.source.reader import shorten
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """A table cell that shows a fraction between 0 and 1 as a bar."""
-
-    fraction: float
-
-    @property
-    def percent(self) -> str:
-        """The share in words."""
-        return f"{100 * self.fraction:.0f}%"
-
-
 SHOWN_ROWS = 12
 """Rows of a long table; the others are folded."""
 
-Cell = str | Share
+Cell = str | float
+"""A text, or a share: a number from 0 to 1 that shows as a bar."""
+
 Item = TypeVar("Item")
 
 

@@ -23,7 +23,6 @@ from sbp.report.parts import (
     Part,
     Picture,
     Section,
-    Share,
     ShownDiagnostic,
     Table,
     TableRow,
@@ -97,13 +96,13 @@ def _fit(text: str, width: int, *, right: bool = False) -> str:
 
 
 def _cell(cell: Cell, *, bars: bool = True) -> str:
-    return plain(cell) if isinstance(cell, str) else bar(cell) if bars else cell.percent
+    return plain(cell) if isinstance(cell, str) else bar(cell) if bars else f"{cell:.0%}"
 
 
-def bar(share: Share) -> str:
+def bar(share: float) -> str:
     """A share as a bar of eighths and in percent."""
-    full, rest = divmod(max(round(share.fraction * BAR_WIDTH * 8), int(share.fraction > 0)), 8)
-    return _fit("█" * full + (_EIGHTHS[rest] if rest else ""), BAR_WIDTH) + f" {share.percent:>5}"
+    full, rest = divmod(max(round(share * BAR_WIDTH * 8), int(share > 0)), 8)
+    return _fit("█" * full + (_EIGHTHS[rest] if rest else ""), BAR_WIDTH) + f" {share:>5.0%}"
 
 
 def _widths(rows: Sequence[Sequence[str]], fixed: Set[int], width: int) -> list[int]:
@@ -125,7 +124,7 @@ def _widths(rows: Sequence[Sequence[str]], fixed: Set[int], width: int) -> list[
 
 def _table(table: Table, width: int) -> Iterator[Text]:
     """A table in columns; where these have no room, without its bars, or row by row."""
-    shares = {i for row in table.rows for i, c in enumerate(row.cells) if isinstance(c, Share)}
+    shares = {i for row in table.rows for i, c in enumerate(row.cells) if isinstance(c, float)}
     for bars in (True, False):
         rows = [[_cell(cell, bars=bars) for cell in row.cells] for row in table.rows]
         widths = _widths([table.headings, *rows], table.right | shares, width)
@@ -441,9 +440,9 @@ def _table_html(table: Table) -> str:
 def _cell_html(cell: Cell, *, first: bool) -> str:
     if isinstance(cell, str):
         return f"<b>{_text(cell)}</b>" if first else _text(cell)
-    length = max(round(cell.fraction * BAR_PIXELS), int(cell.fraction > 0))
+    length = max(round(cell * BAR_PIXELS), int(cell > 0))
     full = f'<span style="{STYLES["span.full"]};width:{length}px"></span>'
-    return f"{_tag('span.bar', full)}&nbsp;{cell.percent}"
+    return f"{_tag('span.bar', full)}&nbsp;{cell:.0%}"
 
 
 def _finding_html(part: ShownDiagnostic) -> str:

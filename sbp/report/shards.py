@@ -4,12 +4,12 @@ proportion, and in each block the devices that have it."""
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sbp.errors import SbpError, counted, listed
 from sbp.explain.subjects import Subjects
+from sbp.infer.pins import block_numbers
 from sbp.plan.ir import Register, Source
 from sbp.plan.program import Program
 from sbp.report.facts import Tensor, annotated_tensors, inputs, tensor
@@ -27,6 +27,7 @@ from sbp.report.parts import (
     table,
 )
 from sbp.report.wording import sentences
+from sbp.run.arrays import Padding
 from sbp.source.reader import shorten
 from sbp.trace.graph import group_by
 from sbp.types import NdSbp, Split, Unreduced
@@ -89,32 +90,25 @@ class TensorShards:
         types: tuple[NdSbp, ...] = (),
     ) -> None:
         self.tensor, self.mesh, self.times, self.types = tensor, mesh, times, types
-        shape = tensor.global_shape
-        devices: dict[tuple[tuple[Extent, ...], tuple[int, ...], int], list[int]]
-        devices = defaultdict(list)
-        for device, place in enumerate(itertools.product(*(range(n) for _, n in mesh))):
-            starts, blocks, stops = [0] * len(shape), list(shape), list(shape)
-            at, summand = list[int](), 0
-            for (axis, n), i in zip(mesh, place, strict=True):
-                match tensor.type.get(axis):
-                    case Split(dim=dim):
-                        blocks[dim] = -(-blocks[dim] // n)
-                        starts[dim] = min(starts[dim] + i * blocks[dim], stops[dim])
-                        stops[dim] = min(starts[dim] + blocks[dim], stops[dim])
-                        at.append(i)
-                    case Unreduced():
-                        summand = summand * n + i
-                    case _:
-                        pass
-            # `at` is a part of the key, so that each empty shard is a block of its own.
-            devices[tuple(zip(starts, stops, strict=True)), tuple(at), summand].append(device)
-        self.shards = tuple(
-            ShardFact(extents=extents, summand=summand, devices=tuple(found))
-            for (extents, _, summand), found in devices.items()
-        )
-        self.summands = 1 + max(s.summand for s in self.shards)
         self.atoms = [(a, tensor.type.get(a)) for a, n in mesh if n > 1]
         self.partial_axes = tuple(a for a, atom in self.atoms if isinstance(atom, Unreduced))
+        names, dims = [a for a, _ in mesh], range(len(tensor.global_shape))
+        padding = Padding.of(tensor.global_shape, tensor.type, mesh)
+        ranges = [padding.ranges(dim) for dim in dims]
+        # Of each device the number of its block along each dim, and last that of its summand.
+        cuts = [[*map(names.index, axes)] for axes in (*map(self.axes_of, dims), self.partial_axes)]
+        numbers = block_numbers([n for _, n in mesh], cuts).T.tolist()
+        # Empty shards are blocks of their own: their numbers differ, and their extents may not.
+        devices = group_by(range(len(numbers)), lambda device: tuple(numbers[device]))
+        self.shards = tuple(
+            ShardFact(
+                extents=tuple(blocks[n] for blocks, n in zip(ranges, at, strict=True)),
+                summand=summand,
+                devices=tuple(found),
+            )
+            for (*at, summand), found in devices.items()
+        )
+        self.summands = 1 + max(s.summand for s in self.shards)
 
     def axes_of(self, dim: int) -> tuple[str, ...]:
         """The mesh axes with several devices that split a dim, outer first."""
