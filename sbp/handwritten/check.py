@@ -250,9 +250,9 @@ def _others(finding: Finding, main: Node) -> Iterator[tuple[Node, str]]:
         word = "mean" if is_mean else "gradient" if fault.node.backward else "value"
         yield fault.node, f"the {word} of one shard is taken here"
     elif fault.made is not None:
-        value = _ITS * fault.made.backward + (_MEAN if finding.means else "partial")
-        text = {"doubled": "reduced here first", "copies": "whole from here on"}
-        yield fault.made, text.get(fault.kind, f"{value} from here on")
+        texts = {"doubled": "reduced here first", "copies": "whole from here on"}
+        partial = f"{_MEAN if finding.means else 'partial'} from here on"
+        yield fault.made, _ITS * fault.made.backward + texts.get(fault.kind, partial)
     if finding.observer is not None and finding.observer is not main:
         yield finding.observer, "taken here"
     if finding.claim is not None:
@@ -289,10 +289,9 @@ def _notes(finding: Finding) -> Iterator[str]:
         inside = "made inside of this call: gather its argument, or write it out"
         yield f"the partial value is {'a gradient of this line' if made.backward else inside}"
     if primary(finding).backward:
-        doubled = finding.fault.kind == "doubled" and not finding.region.params["check_vma"]
         yield (
             "with check_vma=True, JAX sums the gradient of a whole value over the devices; with"
-            f" check_vma=False it does not{'; remove check_vma=False' * doubled}"
+            " check_vma=False it does not"
         )
 
 

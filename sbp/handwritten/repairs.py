@@ -286,6 +286,7 @@ class Repairs:
         fault, axes = finding.fault, finding.mesh_axes
         match fault.kind:
             case "doubled":
+                yield from self.keep_backward(fault.node)
                 yield from self.drop(fault.node, axes)
                 yield from self.average(fault.node, axes)
             case "blocks":
@@ -444,11 +445,29 @@ class Repairs:
             f"put the operand of {_expression(made)} at line {span.line} through a `jax.custom_vjp`"
             f" function that returns it and sums its gradient with lax.psum(.., {axes_text(axes)})"
         )
-        # The line may run several times; the gradients of its other operands have other parameters.
-        alike = (made.op, made.params)
-        runs = [n for n in self.sites.made_at(span) if n.backward and (n.op, n.params) == alike]
-        added = tuple(Reduce(n.id, 0, axes, after=True) for n in runs)
+        added = tuple(Reduce(n.id, 0, axes, after=True) for n in self.backward_runs(made))
         yield (GraphEdit(text, reduce=added, spare=True, by_hand=True),)
+
+    def keep_backward(self, node: Node) -> Iterator[Variants]:
+        """The gradient of a sum over devices as it is: all devices have all of it."""
+        span = users_span(node)
+        if (
+            node.backward
+            and span is not None
+            and name_called(expression_at(span)[0]) in CALLED.values()
+        ):
+            text = (
+                f"put {_expression(node)} at line {span.line} in a `jax.custom_vjp` function whose"
+                " backward pass returns its argument"
+            )
+            yield (GraphEdit(text, nodes=_dropped(self.backward_runs(node)), by_hand=True),)
+
+    def backward_runs(self, node: Node) -> list[Node]:
+        """The operations of a gradient that are like one of it, in all runs of its line; the
+        gradients of other operands have other parameters."""
+        alike = node.op, node.params
+        made = self.sites.made_at(users_span(node))
+        return [n for n in made if n.backward and (n.op, n.params) == alike]
 
     def scatter(self, finding: Finding, dim: int) -> Iterator[Variants]:
         """A partial result that is returned as split: scattered, or reduced and returned as

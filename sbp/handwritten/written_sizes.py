@@ -25,7 +25,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from sbp._jax import of_user
 
-DEPTH = 6
+DEPTH = 12
 """How far functions that a region's function uses are followed, call by call."""
 
 _LIBRARIES = sys.stdlib_module_names | {"jax", "numpy"}
@@ -160,7 +160,9 @@ class _Copier:
             case None | str() | bytes() | bool():
                 return value
             case types.FunctionType() | functools.partial() if depth == 0:
-                self.found.fixed.add("functions that are called deep inside")
+                code = getattr(getattr(value, "func", value), "__code__", None)
+                if code is None or of_user(code):
+                    self.found.fixed.add("functions that are called deep inside")
                 return value
             case _ if depth == 0 or hasattr(value, "dtype"):
                 return value

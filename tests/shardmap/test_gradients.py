@@ -293,3 +293,24 @@ def test_a_tensor_parallel_layer_whose_gradient_is_not_summed(columns):
     assert d.helps[0].clears_all_errors
     assert d.helps[0].text.count("put the operand of `h @ w` at line ") == 1
     assert 'sums its gradient with lax.psum(.., "model")' in d.helps[0].text
+
+
+def test_a_sum_whose_gradient_is_summed_again():
+    """The help says to leave the gradient of the sum as it is, as Megatron does."""
+
+    def stepped(leaving):
+        def loss(ws, x):
+            return ((x + leaving(jnp.tanh(summed_backward(x) @ ws["up"]) @ ws["down"])) ** 2).mean()
+
+        specs = {"up": PS(None, "model"), "down": PS("model")}
+        return jax.shard_map(
+            jax.grad(loss), mesh=mesh(), in_specs=(specs, PS()), out_specs=specs, check_vma=False
+        )
+
+    normal = lambda *shape: np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    ws, x = {"up": normal(8, 16), "down": normal(16, 8)}, normal(16, 8)
+    assert sbp.check_shard_map(stepped(summed_forward), ws, x, mesh=mesh()).ok
+    doubled = stepped(lambda y: lax.psum(y, "model"))
+    (d,) = sbp.check_shard_map(doubled, ws, x, mesh=mesh()).diagnostics
+    assert d.code == "doubled-reduction" and d.helps[0].clears_all_errors
+    assert "function whose backward pass returns its argument" in d.helps[0].text
