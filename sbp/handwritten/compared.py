@@ -34,7 +34,7 @@ def run_text(run: ComparedRun) -> str:
         return f"sbp did not compare the program with a run {where}, because {run.untried}"
     if run.lost or not run.apart:
         counts = f" if {listed(f'`{n}`' for n in run.counts)} counts devices" * bool(run.counts)
-        lost = f"; {_lost(run)}" if run.lost else ""
+        lost = f", but {_lost(run)}" if run.lost else ""
         same = f"the program computes the same results{counts}{_UP_TO}"
         return f"{where}, {same}: {_how(run)}{lost}{_zeros(run)}"
     text = f"{where}, the program computes other values for {_results(run.apart)}: {_how(run)}"

@@ -530,13 +530,15 @@ class Body:
         devices; what each of these made of its own shard is meant for them. What goes around in a
         loop has a meaning in its first trip."""
         carried = {o for graph in self.graph.graphs() for o in graph.outputs}
-        near = self.reached(value)
+        near = self.reached(value) | carried
         return [
             m
             for m in self.makers(self.upstream(value))
             if self.over(m)
-            and (KINDS[m.op] in SENDING or self.stacked(m.outputs[0]) is not None)
-            and not near.union(carried).isdisjoint(m.outputs)
+            and (
+                (KINDS[m.op] in SENDING and not near.isdisjoint(m.outputs))
+                or self.stacked(m.outputs[0]) is not None
+            )
         ]
 
     def origin(self, value: Operand, *, pending: bool = False) -> Node | None:
