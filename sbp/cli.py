@@ -4,6 +4,7 @@
 
 import argparse
 import importlib
+import shlex
 import signal
 import sys
 import textwrap
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if name in ("train", "plan") and any(map(is_target, rest)):
                 raise SbpError(
                     f"sbp {name} takes options of the MoE Transformer, and no program of yours; use"
-                    f" sbp report {' '.join(rest)}",
+                    f" sbp report {shlex.join(rest)}",
                     code="unknown-option",
                 )
             return _load(name, *_PROGRAMS[name])(rest)

@@ -343,7 +343,7 @@ class Plan:
           path: the file; one that exists is replaced.
 
         Raises:
-          SbpError: `saved-plan` where the file cannot be written.
+          SbpError: `bad-argument` where the file cannot be written.
         """
         write_file(path, SavedPlan.of(self.program).dumps().encode())
 
@@ -360,8 +360,8 @@ class Plan:
 
         Raises:
           SbpError: `bad-argument` where JAX cannot export the program, such as one with a callback,
-            or with arguments or results in classes that `jax.export` does not know; `saved-plan`
-            where the file cannot be written.
+            or with arguments or results in classes that `jax.export` does not know, and where the
+            file cannot be written.
 
         >>> import sbp, tempfile
         >>> f = sbp.jit(lambda x: 2 * x, sbp.make_mesh((1,), ("data",)))
@@ -414,8 +414,8 @@ class Plan:
         Raises:
           SbpError: `bad-argument` for an operation that has no source, such as a callback or a
             kernel in Pallas, for an array in host memory, and for a file name that does not end in
-            .py. You get it also if JAX has other settings now than when the plan was made.
-            `saved-plan` if the file cannot be written.
+            .py. You get it also if JAX has other settings now than when the plan was made, and if
+            the file cannot be written.
 
         >>> import sbp
         >>> f = sbp.jit(lambda x: 2 * x, sbp.make_mesh((1,), ("data",)))
@@ -452,7 +452,7 @@ class Plan:
           path: the file; one that exists is replaced.
 
         Raises:
-          SbpError: `saved-plan` if the file cannot be written.
+          SbpError: `bad-argument` if the file cannot be written.
 
         >>> import json, sbp, tempfile
         >>> f = sbp.jit(lambda x: (x * x).sum(), jax.sharding.AbstractMesh((2,), ("data",)))

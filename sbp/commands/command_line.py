@@ -347,7 +347,10 @@ def _array(name: str, shape: tuple[Any, ...]) -> Any:
     try:
         return jax.ShapeDtypeStruct(shape, jnp.dtype(getattr(jnp, full)))
     except (AttributeError, TypeError):
-        raise UsageError(f"--args: no dtype {name!r}{nearest(name, _NAMES)}") from None
+        meant = name
+        with contextlib.suppress(TypeError):  # `float` is float64 to NumPy, and float32 to JAX
+            meant = jax.dtypes.canonicalize_dtype(jnp.dtype(name).name).name
+        raise UsageError(f"--args: no dtype {name!r}{nearest(meant, _NAMES)}") from None
 
 
 def mesh_axes(text: str) -> Mapping[str, int]:
@@ -399,7 +402,7 @@ def show_program(given: argparse.Namespace) -> int:
       The exit status: 0 without an error, 1 with one, 2 where the program could not be checked.
 
     Raises:
-      SbpError: `unknown-option` for wrong options; `saved-plan` if a file cannot be written.
+      SbpError: `unknown-option` for wrong options; `bad-argument` if a file cannot be written.
     """
     written = Path(getattr(given, "output", "x") or "x")
     exists = any(map(os.path.exists, (written, written.with_suffix(".npz"))))

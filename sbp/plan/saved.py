@@ -395,11 +395,11 @@ def write_file(path: Any, data: bytes) -> None:
     """Writes a file. Readers see the old file or the new one, and nothing between.
 
     Raises:
-      SbpError: `saved-plan` where it cannot be written.
+      SbpError: `bad-argument` where it cannot be written.
     """
     target = os.path.realpath(path_of(path, "path"))
     if os.path.exists(target) and not os.path.isfile(target):
-        raise SbpError(f"{target} is not a file; choose another path", code="saved-plan")
+        raise SbpError(f"{target} is not a file; choose another path")
     partial = f"{target}.{os.getpid()}.partial"
     try:
         Path(partial).write_bytes(data)
@@ -407,9 +407,7 @@ def write_file(path: Any, data: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             os.remove(partial)
-        raise SbpError(
-            f"cannot write {target}: {error.strerror}; choose another path", code="saved-plan"
-        ) from error
+        raise SbpError(f"cannot write {target}: {error.strerror}; choose another path") from error
 
 
 # ---- digests of programs ------------------------------------------------------------------------

@@ -307,7 +307,7 @@ class Report(Shows):
           path: the file; one that exists is replaced.
 
         Raises:
-          SbpError: `unknown-option` where there is no plan to be modelled, `saved-plan` where the
+          SbpError: `unknown-option` where there is no plan to be modelled, `bad-argument` where the
             file cannot be written.
 
         >>> import jax, sbp
