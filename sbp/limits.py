@@ -6,7 +6,9 @@ and budgets, which forbid collectives.
 'no all_gather above 1.0 MiB in the forward pass'
 """
 
+import dataclasses
 import functools
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -60,9 +62,9 @@ _KINDS: Any = {
 
 
 @made_of("Budget", **_KINDS)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Budget:
-    """Collectives that a plan may not have.
+    """Collectives that a plan may not have. Its `repr` is the call that makes it.
 
     Arguments:
       collective: its kind; None for all kinds.
@@ -79,6 +81,16 @@ class Budget:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "above", float(self.above))
+
+    def __repr__(self) -> str:
+        words = list[str]()
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                whole = isinstance(value, float) and value.is_integer()
+                text = json.dumps(int(value) if whole else value, ensure_ascii=False)
+                words.append(text if field.name == "collective" else f"{field.name}={text}")
+        return f"sbp.forbid({', '.join(words)})"
 
     def __str__(self) -> str:
         what = self.collective or "collective"

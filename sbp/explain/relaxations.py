@@ -333,9 +333,10 @@ def budget_help(request: Request, number: int, *, plans: int) -> Help | None:
         found, above = program, sent - 1
         if above <= budget.above:
             break
-    size = above + 1
+    size = math.ceil(above + 1)
     return found and help_with_price(
-        f"allow {bytes_text(size)} in `{budget}`, the smallest size with which sbp found a plan",
+        f"{replace(budget, above=size)!r} allows {bytes_text(size)}, the smallest size with"
+        " which sbp found a plan",
         (OptionEdit(option="budgets", position=number, value=size),),
         found,
     )

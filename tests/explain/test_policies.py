@@ -429,6 +429,19 @@ def test_bad_input(wrong, code):
         wrong()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "sbp.forbid()",
+        'sbp.forbid("all_gather", where="loop")',
+        'sbp.forbid("permute", axis="a\\"b", above=1048576, where="backward")',
+        'sbp.forbid(axis="model", above=0.5)',
+    ],
+)
+def test_a_budget_shows_the_call_that_makes_it(call):
+    assert repr(eval(call)) == call
+
+
 def test_rows_of_a_budget_say_what_does_not_fit():
     f = sbp.jit(
         crossed, MESH, in_types=ACROSS, out_types="dcn:P(sum)", budgets=[sbp.forbid(axis="dcn")]
@@ -451,6 +464,8 @@ def test_what_no_plan_keeps_is_a_type_error_with_the_nearest_budget():
     check_helps(loss, MESH, {"in_types": ROWS, "budgets": budget(1000)}, (X, W), [diagnostic])
     (help_,) = diagnostic.helps
     edit: Any = help_.edits[0]
+    call, _ = help_.text.split(" allows ")
+    assert eval(call) == budget(edit.value)[0]
     # What it names is possible, and a byte less is not.
     cost = within(edit.value).plan(X, W).cost
     assert help_.bytes_per_device == cost.bytes_per_device
@@ -486,5 +501,5 @@ def test_the_nearest_budget_takes_the_place_of_one_help(nearest, monkeypatch):
     (every,) = explain(request, limits=DiagnosisLimits(shown=100))
     (few,) = explain(request, limits=DiagnosisLimits(shown=2))
     left = len(every.helps) - 2
-    assert len(few.helps) == 2 and left > 0 and few.helps[-1].text.startswith("allow ") == nearest
+    assert len(few.helps) == 2 and left > 0 and ("sbp.forbid(" in few.helps[-1].text) == nearest
     assert left_out(left, 0)[0] in few.notes
