@@ -86,6 +86,17 @@ class Leaf:
         """Its type where that is partial."""
         return self.type if self.type is not None and self.type.is_partial else None
 
+    @property
+    def description(self) -> str:
+        """An argument in words, to tell it from another one."""
+        weak = "weakly typed " if self.aval.weak_type else ""
+        memory = self.memory or ("host" if self.in_host else "")
+        return (
+            f"{weak}{self.aval.dtype}{[*self.aval.shape]}"
+            + (f" as {self.partial}" if self.partial else "")
+            + (f" in {memory} memory" if memory else "")
+        )
+
     def with_type(self, t: NdSbp | None) -> "Leaf":
         """The same with a type. A spec stays where the type is the one that it says."""
         same = t == self.type and not self.partial and not self.padded

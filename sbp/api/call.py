@@ -29,6 +29,7 @@ from sbp.api.trees import (
     arguments_of,
     is_by_name,
     path_names,
+    structure_difference,
     types_by_pattern,
 )
 from sbp.errors import SbpError, Span, counted, listed, refused, warn
@@ -307,10 +308,12 @@ class CallSignature(Leaves):
     Arguments:
       key: equal for calls that may share a plan.
       call: the function of flat arguments.
+      arguments: the names of all arguments in order, `x=..` for those that the call names.
     """
 
     key: Any
     call: Callable[..., Any]
+    arguments: tuple[str, ...]
 
     @property
     def avals(self) -> tuple[Any, ...]:
@@ -321,6 +324,44 @@ class CallSignature(Leaves):
     def donated(self) -> tuple[int, ...]:
         """Flat positions of donated arguments."""
         return tuple(i for i, leaf in enumerate(self.leaves) if leaf.donated)
+
+    def check_structure(self, given: "CallSignature") -> None:
+        """Checks that another call has the static arguments and the structure of this one.
+
+        Raises:
+          SbpError: `bad-argument`, with the first argument that differs.
+        """
+        tree, _, by_position, by_name, *_ = self.key
+        static = [*zip(by_position + by_name, given.key[2] + given.key[3], strict=True)]
+        for (name, kind, value), (_, other_kind, other) in static:
+            if (kind, value) != (other_kind, other):
+                argument = name if isinstance(name, str) else self.arguments[name]
+                raise SbpError(
+                    f"static argument {argument} is {show(other)}, but the plan was made for"
+                    f" {show(value)}; {_INSTEAD}"
+                )
+        found = structure_difference(tree, given.tree, [leaf.path for leaf in self.leaves])
+        if found is not None:
+            positions = {name for name, _, _ in by_position}
+            heads = [a for i, a in enumerate(self.arguments) if i not in positions]
+            raise refused(f"input {_leaf_name(found[0], heads)} {found[1]}", TypeError)
+
+    def check(self, given: "CallSignature") -> None:
+        """Checks that a plan for this call serves another one.
+
+        Raises:
+          SbpError: `bad-argument`, with the first argument that differs.
+        """
+        if given.key[:4] != self.key[:4]:
+            self.check_structure(given)
+        pairs = zip(self.leaves, given.leaves, self.key[1], given.key[1], strict=True)
+        for own, other, mine, theirs in pairs:
+            if mine != theirs or own.partial != other.partial:
+                taken = f"but the plan takes {own.description}; {_INSTEAD}"
+                raise SbpError(f"input {own.name} is {other.description}, {taken}")
+
+
+_INSTEAD = "call the sbp.jit function instead"
 
 
 def quick_key(
@@ -434,7 +475,12 @@ class CallReader:
             tuple(leaf.demand for leaf in leaves),
             _jax.trace_key(),
         )
-        return CallSignature(key=key, tree=tree, leaves=leaves, call=call), arrays
+        own = self.arguments(args, kwargs)
+        return CallSignature(key=key, tree=tree, leaves=leaves, call=call, arguments=own), arrays
+
+    def arguments(self, args: Sequence[Any], kwargs: Iterable[str]) -> tuple[str, ...]:
+        """The names of the arguments of a call, as `CallSignature` has them."""
+        return (*map(self._argument_name, range(len(args))), *(f"{k}=.." for k in sorted(kwargs)))
 
     def _leaf(self, path: KeyPath, name: str, x: Any) -> Leaf:
         """An argument as it arrives, with the type that it has already."""

@@ -165,27 +165,28 @@ class Plan:
         quick = quick_key(flat, tree, self._reader.mesh)
         if quick is not None and quick == self._quick:
             return self._run(flat)
-        signature, leaves = self._reader.read(args, kwargs)
-        if signature.key[:4] != self._signature.key[:4]:
-            pairs = zip(signature.leaves, self._signature.leaves, strict=False)
-            texts = (
-                (own.name, *(f"{x.aval.dtype}{[*x.aval.shape]}" for x in (given, own)))
-                for given, own in pairs
-            )
-            found = next(
-                (f"input {n} is {a}, but the plan takes {b}" for n, a, b in texts if a != b),
-                "the plan was made for other arguments, memories or static arguments",
-            )
-            raise SbpError(f"{found}; call the sbp.jit function instead")
-        for given, own in zip(signature.leaves, self._signature.leaves, strict=True):
-            if given.partial != own.partial:
-                raise SbpError(
-                    f"input {own.name} is {given.partial or 'an array'!s}, but the plan takes"
-                    f" {own.partial or 'an array'!s}; call the sbp.jit function instead"
-                )
+        signature, leaves = self._read(args, kwargs)
+        self._signature.check(signature)
         if self.holding.is_direct(leaves):
             self._quick = quick
         return self._run(leaves)
+
+    def _read(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[CallSignature, list[Any]]:
+        """The signature of a call, and its flat arguments.
+
+        Raises:
+          SbpError: `bad-argument` for a call with other arguments than the plan's.
+        """
+        own, given = self._signature.arguments, self._reader.arguments(args, kwargs)
+        if given != own:
+            raise refused(
+                f"the plan takes the arguments ({', '.join(own)}); this call has"
+                f" ({', '.join(given)})",
+                TypeError,
+            )
+        return self._reader.read(args, kwargs)
 
     @takes("Plan.place", skip=1)
     def place(self, *args: Any) -> tuple[Any, ...]:
@@ -213,22 +214,9 @@ class Plan:
         True
         """
         self._refuse_abstract_mesh()
+        signature, leaves = self._read(args, {})
         static = self._reader.options.parameters.static.positions(len(args), "static_argnums")
-        given = sum(i not in static for i in range(len(args)))
-        taken = len(self._signature.tree.children()[0].children())
-        if given != taken:
-            raise refused(
-                f"plan.place got {counted(given, 'argument')}, static ones not counted; the plan"
-                f" takes {taken}",
-                TypeError,
-            )
-        signature, leaves = self._reader.read(args, {})
-        mine, theirs = signature.key, self._signature.key
-        if (mine[0], *mine[2:4]) != (theirs[0], *theirs[2:4]):
-            raise SbpError(
-                "the plan was made for arguments of another structure, or other static arguments;"
-                " pass arguments of the same structure, or make a plan for these"
-            )
+        self._signature.check_structure(signature)
         refuse_taken(leaves, signature.names, ())
         held = iter(jax.tree.unflatten(signature.tree, self.holding.placed(leaves))[0])
         return tuple(x if i in static else next(held) for i, x in enumerate(args))

@@ -52,6 +52,49 @@ def _kind(tree: Any) -> str:
     return "None" if data[0] is type(None) else entries
 
 
+def structure_difference(
+    own: Any, other: Any, paths: Sequence[KeyPath], here: KeyPath = ()
+) -> tuple[KeyPath, str] | None:
+    """The first place where a structure is not the one that a plan takes: its path, and the end of
+    the sentence about it; None where both are equal.
+
+    Arguments:
+      own: the structure that the plan takes.
+      other: the structure of a call.
+      paths: the paths of the leaves of `own`.
+      here: the path of both structures.
+    """
+    mine, theirs = (t.node_data() or (None, ()) for t in (own, other))
+    children, others = own.children(), other.children()
+    if mine != theirs or len(children) != len(others):
+        return here, _difference(own, other)
+    for number, ((child, at), second) in enumerate(zip(leaf_ranges(children), others, strict=True)):
+        below = paths[at.start : at.stop]
+        # No path leads to a child without leaves.
+        name = mine[1][number] if mine[0] is dict else number
+        key = below[0][len(here)] if below else jax.tree_util.DictKey(name)
+        found = structure_difference(child, second, below, (*here, key))
+        if found is not None:
+            return found
+    return None
+
+
+def _difference(own: Any, other: Any) -> str:
+    """How the outermost node of a structure differs from that of the one that a plan takes."""
+    (mine, data), (theirs, others) = (t.node_data() or (None, ()) for t in (own, other))
+    if mine is theirs is dict:
+        missing = [key for key in data if key not in others]
+        strange = [key for key in others if key not in data]
+        if missing:
+            return f"has no key {missing[0]!r}, which the plan takes"
+        return f"has the key {strange[0]!r}, which the plan does not take"
+    kinds = _kind(other), _kind(own)
+    if kinds[0] == kinds[1]:
+        given, taken = show(others), show(data)
+        return f"has the static fields {given}, but the plan takes {taken}"
+    return f"is {kinds[0]}, but the plan takes {kinds[1]}"
+
+
 def fill(tree: Any, leaves: Sequence[Any], paths: Sequence[KeyPath], depth: int = 0) -> Any:
     """A structure with other leaves than arrays, such as types or shardings.
 

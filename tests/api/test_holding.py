@@ -1,5 +1,6 @@
 """Arguments and results that are held as `sbp.Padded` between calls."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -288,9 +289,9 @@ WRONG_PLACES: dict[str, Any] = {
     "another dtype": ((W.astype(np.int32),), "input w is int32, but the plan takes float32"),
     "a shape": ((jax.ShapeDtypeStruct((13, 7), np.float32),), "input w is a ShapeDtypeStruct"),
     "no array": (("text",), "input w is not an array"),
-    "another structure": (([W],), "arguments of another structure"),
-    "too many": ((W, W), "place got 2 arguments, .*; the plan takes 1$"),
-    "too few": ((), "place got 0 arguments, .*; the plan takes 1$"),
+    "another structure": (([W],), "input w is a list of 1 entry, but the plan takes one array"),
+    "too many": ((W, W), r"takes the arguments \(w\); this call has \(w, args\[1\]\)$"),
+    "too few": ((), r"takes the arguments \(w\); this call has \(\)$"),
 }
 
 
@@ -300,6 +301,61 @@ def test_wrong_arguments_are_not_placed(name):
     plan = sbp.jit(lambda w: w * 2, sbp.make_mesh((2,), ("x",)), sbp.padded("x:S(0)")).plan(W)
     with pytest.raises(sbp.SbpError, match=said):
         plan.place(*args)
+
+
+A = jnp.ones((8, 8))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Scaled:
+    array: Any
+    by: float = dataclasses.field(default=1.0, metadata={"static": True})
+
+
+TAKEN: dict[str, Any] = {"p": {"w": A, "e": None}, "s": Scaled(A), "n": 3, "b": 2.0}
+INSTEAD = "; call the sbp.jit function instead"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"p": (A, A)}, "input p is a tuple of 2 entries, but the plan takes a dict of 2 entries"),
+        ({"p": {"w": A, "v": A}}, "input p has no key 'e', which the plan takes"),
+        ({"p": TAKEN["p"] | {"v": A}}, "input p has the key 'v', which the plan does not take"),
+        ({"p": {"w": A, "e": A}}, "input p['e'] is one array, but the plan takes None"),
+        ({"s": Scaled([A])}, "input s.array is a list of 1 entry, but the plan takes one array"),
+        ({"s": Scaled(A, 2.0)}, "input s has the static fields (2.0,), but the plan takes (1.0,)"),
+        ({"n": 4}, "static argument n is 4, but the plan was made for 3" + INSTEAD),
+        (
+            {"s": Scaled(A[:4])},
+            "input s.array is float32[4, 8], but the plan takes float32[8, 8]" + INSTEAD,
+        ),
+        (
+            {"b": jnp.float32(2)},
+            "input b is float32[], but the plan takes weakly typed float32[]" + INSTEAD,
+        ),
+        (
+            {"more": A},
+            "the plan takes the arguments (p, s, n, b=..); this call has (p, s, n, b=..,",
+        ),
+    ],
+)
+def test_a_plan_names_the_argument_that_it_does_not_take(changed, said):
+    step = lambda p, s, n, b: (p["w"] + s.array * s.by) * n + b
+    f = sbp.jit(step, EIGHT, static_argnums=2)
+    call = lambda f, p, s, n, **named: f(p, s, n, **named)
+    plan = call(f.plan, **TAKEN)
+    with pytest.raises(sbp.SbpError) as caught:
+        call(plan, **TAKEN | changed)
+    assert caught.value.message.startswith(said)
+    assert (INSTEAD in said) == caught.value.message.endswith(INSTEAD)
+
+
+def test_a_plan_with_types_names_a_missing_argument():
+    plan = sbp.jit(lambda x, w: x @ w, EIGHT, ("x:S(0)", None)).plan(A, A)
+    with pytest.raises(TypeError, match=r"takes the arguments \(x, w\); this call has \(x\)$"):
+        plan(A)
 
 
 def test_a_traced_array_is_not_placed():
