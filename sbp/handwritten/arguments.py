@@ -27,10 +27,13 @@ from sbp.types import Split
 
 
 def trace_program(
-    fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | AbstractMesh
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    mesh: Mesh | AbstractMesh,
+    subject: str = "the program",
 ) -> Graph:
-    """The program on abstract arguments. Dead code stays, since the divisions in the forward part
-    tell which operations of a gradient are divisions."""
+    """The program on abstract arguments; `subject` is `fn` in errors. Dead code stays, since the
+    divisions in the forward part tell which operations of a gradient are divisions."""
     leaves, structure = leaves_of(args, "sbp.check_shard_map")
     shapes, spec = [_abstract(x) for x in leaves], mesh_spec(mesh)
 
@@ -39,7 +42,7 @@ def trace_program(
             with known_axes(spec, AssertionError, NameError, ValueError):
                 return returning_arrays(fn)(*jax.tree.unflatten(structure, values))
         except (NameError, TypeError, ValueError) as error:
-            if not (said := _refusal(error)):
+            if not (said := _refusal(error, subject)):
                 raise
             made = refused(said, error, code=getattr(error, "code", "bad-argument"))
             raise made.at(_jax.raising_span(error) or shard_map_span(fn)) from error
@@ -54,7 +57,7 @@ def trace_program(
         return body_graph(jax.make_jaxpr(flat)(*shapes))
 
 
-def _refusal(error: Exception) -> str:
+def _refusal(error: Exception, subject: str) -> str:
     """Why a program cannot be traced, and what to change; empty for errors of the user's own."""
     match error:
         case SbpError(span=None):
@@ -66,7 +69,7 @@ def _refusal(error: Exception) -> str:
                 " jax.shard_map(f, mesh=mesh, in_specs=.., out_specs=..)"
             )
         case TypeError() if takes_no_such_call(error):
-            return f"the program was called wrongly: {error}"
+            return f"{subject} was called wrongly: {error}"
         case ValueError() if found := re.search(r"in_specs passed .*?: (.*?)\. ", str(error)):
             return (
                 f"on Explicit axes, arguments need the shardings of in_specs, but {found[1]}; use"
