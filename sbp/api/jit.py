@@ -368,6 +368,11 @@ _GONE = {
 @takes(
     "sbp.jit",
     _GONE,
+    fn=Kind(
+        "a function, with the mesh after it, as in sbp.jit(f, mesh), or by name, as in"
+        " @sbp.jit(mesh=mesh)",
+        lambda x: not MESH.accepts(x),
+    ),
     mesh=or_none(MESH),
     memory_limit=Kind(
         "bytes per device, a number above 0 such as 2**30, or None",
@@ -513,8 +518,6 @@ def _check_function(fn: Any, device: Any, backend: Any) -> None:
     Raises:
       SbpError: `bad-argument`.
     """
-    if isinstance(fn, Mesh | AbstractMesh):
-        raise refused("sbp.jit takes a function first; give the mesh as mesh=", TypeError)
     try:
         _jax.check_callable(fn)
     except TypeError as error:

@@ -83,7 +83,7 @@ def test_no_mesh_is_an_error_that_says_what_to_do(method):
 
 
 REFUSED: dict[str, tuple[type[Exception], str, Any]] = {
-    "a mesh in place of the function": (TypeError, "give the mesh as mesh=", sbp.jit),
+    "a mesh in place of the function": (TypeError, "a function, with the mesh after it", sbp.jit),
     "a plan for a closure with a tracer": (
         TypeError,
         "closes over a value that another transformation",
