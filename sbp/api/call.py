@@ -332,13 +332,13 @@ class CallSignature(Leaves):
           SbpError: `bad-argument`, with the first argument that differs.
         """
         tree, _, by_position, by_name, *_ = self.key
-        static = [*zip(by_position + by_name, given.key[2] + given.key[3], strict=True)]
-        for (name, kind, value), (_, other_kind, other) in static:
-            if (kind, value) != (other_kind, other):
+        static = zip(by_position + by_name, given.key[2] + given.key[3], strict=True)
+        for (name, *own), (_, *other) in static:
+            if own != other:
                 argument = name if isinstance(name, str) else self.arguments[name]
                 raise SbpError(
-                    f"static argument {argument} is {show(other)}, but the plan was made for"
-                    f" {show(value)}; {_INSTEAD}"
+                    f"static argument {argument} is {show(other[1])}, but the plan was made"
+                    f" for {show(own[1])}; {_INSTEAD}"
                 )
         found = structure_difference(tree, given.tree, [leaf.path for leaf in self.leaves])
         if found is not None:

@@ -83,15 +83,13 @@ def _difference(own: Any, other: Any) -> str:
     """How the outermost node of a structure differs from that of the one that a plan takes."""
     (mine, data), (theirs, others) = (t.node_data() or (None, ()) for t in (own, other))
     if mine is theirs is dict:
-        missing = [key for key in data if key not in others]
-        strange = [key for key in others if key not in data]
-        if missing:
-            return f"has no key {missing[0]!r}, which the plan takes"
-        return f"has the key {strange[0]!r}, which the plan does not take"
+        key = next(key for key in (*data, *others) if (key in data) != (key in others))
+        if key in data:
+            return f"has no key {key!r}, which the plan takes"
+        return f"has the key {key!r}, which the plan does not take"
     kinds = _kind(other), _kind(own)
     if kinds[0] == kinds[1]:
-        given, taken = show(others), show(data)
-        return f"has the static fields {given}, but the plan takes {taken}"
+        return f"has the static fields {show(others)}, but the plan takes {show(data)}"
     return f"is {kinds[0]}, but the plan takes {kinds[1]}"
 
 
