@@ -140,8 +140,11 @@ def test_what_may_be_meant_is_said(name):
     body, reference, ins, outs, args = NOTED[name]
     region = mapped(body, ins, outs)(False)
     report = sbp.check_shard_map(region, *args, mesh=mesh())
-    codes = dict.fromkeys(("divided_again", "capacity_of_sum"), "wrong-reduction")
-    codes["capacity_of_parts"] = "misplaced-reduction"
+    codes = {
+        "divided_again": "wrong-reduction",
+        "capacity_of_sum": "wrong-reduction",
+        "capacity_of_parts": "misplaced-reduction",
+    }
     assert {d.code for d in report.diagnostics} == {codes.get(name, DIFFERS)}, report.text()
     got, want = np.asarray(jax.jit(region)(*args)), np.asarray(jax.jit(reference)(*args))
     assert got.shape != want.shape or not np.allclose(got, want, rtol=1e-3, atol=1e-3)
