@@ -5,12 +5,14 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from sbp import _jax
 from sbp.errors import SbpError, Span, position_text, refused
@@ -35,12 +37,14 @@ def trace_program(
     """The program on abstract arguments; `subject` is `fn` in errors. Dead code stays, since the
     divisions in the forward part tell which operations of a gradient are divisions."""
     leaves, structure = leaves_of(args, "sbp.check_shard_map")
-    shapes, spec = [_abstract(x) for x in leaves], mesh_spec(mesh)
+    shapes, spec, paths = [_abstract(x) for x in leaves], mesh_spec(mesh), list[str]()
 
     def flat(*values: Any) -> Any:
         try:
             with known_axes(spec, AssertionError, NameError, ValueError):
-                return returning_arrays(fn)(*jax.tree.unflatten(structure, values))
+                results = returning_arrays(fn)(*jax.tree.unflatten(structure, values))
+                paths[:] = [keystr(path) for path, _ in tree_leaves_with_path(results)]
+                return results
         except (NameError, TypeError, ValueError) as error:
             if not (said := _refusal(error, subject)):
                 raise
@@ -48,13 +52,19 @@ def trace_program(
             raise made.at(_jax.raising_span(error) or shard_map_span(fn)) from error
 
     try:
-        return body_graph(jax.make_jaxpr(flat)(*shapes))
+        graph = body_graph(jax.make_jaxpr(flat)(*shapes))
     except ValueError as error:
         if "context mesh cannot be empty" not in str(error):
             raise
-    # A shard_map without a mesh of its own.
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        return body_graph(jax.make_jaxpr(flat)(*shapes))
+        # A shard_map without a mesh of its own.
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            graph = body_graph(jax.make_jaxpr(flat)(*shapes))
+    return replace(graph, output_names=tuple(paths))
+
+
+def result_text(number: int, path: str) -> str:
+    """A result by its number, with its path where that says more."""
+    return f"{number}" if path in ("", f"[{number}]") else f"{number} (`result{path}`)"
 
 
 def _refusal(error: Exception, subject: str) -> str:

@@ -220,7 +220,7 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
     return {
         "what": _subject(primary(finding)),
         "pending": pending,
-        "result": f"result {finding.result} of {_subject(finding.region)}",
+        "result": f"result {finding.result_text} of {_subject(finding.region)}",
         "claim": claim,
         "axes": f"mesh {'axis' if len(axes) == 1 else 'axes'} "
         + " and ".join(f"`{a}`" for a in axes),
@@ -257,7 +257,7 @@ def _others(finding: Finding, main: Node) -> Iterator[tuple[Node, str]]:
         yield finding.observer, "taken here"
     if finding.claim is not None:
         outs, claim = outs_of(finding.region), "whole" if finding.claim == B else finding.claim
-        yield finding.region, f"{outs} say that result {finding.result} is {claim}"
+        yield finding.region, f"{outs} say that result {finding.result_text} is {claim}"
 
 
 def _notes(finding: Finding) -> Iterator[str]:
@@ -386,6 +386,8 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
     """The faults of a program; and for each mesh axis, operations at which types end because of a
     value of another device or of the device's index."""
     found, ends = dict[tuple[Any, ...], Finding](), dict[str, list[Node]]()
+    graph = compared.graph
+    paths = [*zip(graph.outputs, graph.output_names, strict=False)]
     for c in compared.compared:
         name, written = c.run.mesh_axis, compared.axes[c.run.mesh_axis]
         for node, results in claims(compared.graph) if any(c.types) or c.uneven else ():
@@ -408,7 +410,9 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                 if kind in COUNTED and scalars(finding.fault.node):
                     numbers = (*finding.numbers, *sorted(written.numbers))
                     finding = replace(finding, numbers=numbers)
-                finding = replace(finding, reordered=c.run.reordered)
+                output = node.outputs[finding.result]
+                path = next((p for o, p in paths if o == output), "")
+                finding = replace(finding, reordered=c.run.reordered, path=path)
                 # The same fault on several mesh axes is one.
                 known = found.get(finding.key, finding)
                 axes = tuple(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp.errors import Diagnostic, Label, Span, listed
+from sbp.handwritten.arguments import result_text
 from sbp.handwritten.emulation import TOLERANCE, Ran, differ, regions_of
 from sbp.handwritten.measured import made_up
 from sbp.handwritten.one_device import ComparedRun, factor_of
@@ -37,7 +38,7 @@ def run_text(run: ComparedRun) -> str:
         lost = f", but {_lost(run)}" if run.lost else ""
         same = f"the program computes the same results{counts}{_UP_TO}"
         return f"{where}, {same}: {_how(run)}{lost}{_zeros(run)}"
-    text = f"{where}, the program computes other values for {_results(run.apart)}: {_how(run)}"
+    text = f"{where}, the program computes other values for {_results(run, run.apart)}: {_how(run)}"
     return "; ".join([text, *run.because])
 
 
@@ -47,18 +48,18 @@ def _how(run: ComparedRun) -> str:
 
 
 def _zeros(run: ComparedRun) -> str:
-    return f"; {_results(run.zero)}: zero in both runs, which hides faults" * bool(run.zero)
+    return f"; {_results(run, run.zero)}: zero in both runs, which hides faults" * bool(run.zero)
 
 
-def _results(numbers: tuple[int, ...]) -> str:
-    return f"result{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+def _results(run: ComparedRun, numbers: tuple[int, ...]) -> str:
+    named = ", ".join(result_text(i, run.names[i]) for i in numbers)
+    return f"result{'s' if len(numbers) > 1 else ''} {named}"
 
 
 def _lost(run: ComparedRun) -> str:
     """That a part of some results is made of constants."""
-    return (
-        f"part of {_results(run.lost)} does not depend on any argument: a slice along the first dim"
-    )
+    lost = _results(run, run.lost)
+    return f"part of {lost} does not depend on any argument: a slice along the first dim"
 
 
 def plain_diagnostic(
@@ -82,7 +83,7 @@ def plain_diagnostic(
     return Diagnostic(
         code=DIFFERS,
         severity="error",
-        title=f"{_results(run.apart)} {are} not as in `{run.plain}`",
+        title=f"{_results(run, run.apart)} {are} not as in `{run.plain}`",
         labels=labels if has_factors else _end_labels(ends) or labels,
         notes=(run_text(run),),
     )
@@ -104,10 +105,8 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
         )
     if not run.apart:
         return None
-    title = (
-        f"{_results(run.apart)} {'change' if len(run.apart) > 1 else 'changes'} when {axis} has one"
-        " device"
-    )
+    change = "change" if len(run.apart) > 1 else "changes"
+    title = f"{_results(run, run.apart)} {change} when {axis} has one device"
     if run.because:
         return Diagnostic(
             code=DIFFERS,

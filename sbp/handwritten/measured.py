@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp import _jax
+from sbp.handwritten.arguments import result_text
 from sbp.handwritten.emulation import (
     Ran,
     atom_of,
@@ -316,7 +317,7 @@ Kind = Literal[
     "wrong-dim",
     "wrong-gather",
 ]
-"""The kinds of faults; the module `words` has their text."""
+"""The kinds of faults; `sbp.handwritten.check` has their text."""
 
 COUNTED: tuple[Kind, ...] = ("averaged", "doubled", "pending", "scaled", "scales", "small")
 """Kinds of faults that are none where a number stands for the number of devices."""
@@ -361,6 +362,7 @@ class Finding:
       numbers: numbers that may count devices, in which case the program may be right.
       means: whether the parts that are at fault add up to n times the value of one device.
       reordered: whether it shows only if the elements of each argument are in another order.
+      path: of the result in what the program returns, where that is a result of the region.
     """
 
     fault: Fault
@@ -372,6 +374,12 @@ class Finding:
     numbers: tuple[str, ...] = ()
     means: bool = False
     reordered: bool = False
+    path: str = ""
+
+    @property
+    def result_text(self) -> str:
+        """The result in words."""
+        return result_text(self.result, self.path)
 
     @property
     def key(self) -> tuple[Any, ...]:

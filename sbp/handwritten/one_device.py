@@ -87,6 +87,7 @@ class ComparedRun:
       counts: numbers of the program that are read as numbers of devices.
       zero: positions of results that are zero in both runs.
       plain: the name of the plain function.
+      names: the paths of the program's results.
     """
 
     mesh_axis: str
@@ -102,6 +103,7 @@ class ComparedRun:
     counts: tuple[str, ...] = ()
     zero: tuple[int, ...] = ()
     plain: str = ""
+    names: tuple[str, ...] = ()
 
     @property
     def wrong(self) -> bool:
@@ -324,6 +326,7 @@ class Comparisons:
             reordered=self.reordered,
             zero=_zero(want),
             plain=name,
+            names=self.graph.output_names,
         )
         return self.plain
 
@@ -343,7 +346,8 @@ class Comparisons:
         failed: dict[Attempt, str] = {}
         apart: dict[Attempt, tuple[tuple[int, ...], Graph]] = {}
         because, axis = set(meant), written.axis
-        run = ComparedRun(mesh_axis=axis.name, size=axis.size, values=self.text())
+        names = self.graph.output_names
+        run = ComparedRun(mesh_axis=axis.name, size=axis.size, values=self.text(), names=names)
         for attempt in _attempts(written, chained):
             try:
                 alone = trace_on_one_device(self.traced, written, attempt, self.fn)

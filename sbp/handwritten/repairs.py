@@ -451,11 +451,8 @@ class Repairs:
     def keep_backward(self, node: Node) -> Iterator[Variants]:
         """The gradient of a sum over devices as it is: all devices have all of it."""
         span = users_span(node)
-        if (
-            node.backward
-            and span is not None
-            and name_called(expression_at(span)[0]) in CALLED.values()
-        ):
+        called = name_called(expression_at(span)[0])
+        if node.backward and span is not None and called in REDUCING_CALLS:
             text = (
                 f"put {_expression(node)} at line {span.line} in a `jax.custom_vjp` function whose"
                 " backward pass returns its argument"
@@ -643,7 +640,7 @@ def _expression(node: Node) -> str:
 
 
 def _outs(finding: Finding) -> str:
-    return f"{outs_of(finding.region)} of result {finding.result}"
+    return f"{outs_of(finding.region)} of result {finding.result_text}"
 
 
 def sizes_text(axes: tuple[str, ...]) -> str:

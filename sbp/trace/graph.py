@@ -187,6 +187,7 @@ class Graph:
       avals: shape and dtype of every value of this graph and its regions (one shared table).
       input_names: names of the arguments, for reports.
       inspections: questions for types; regions have theirs in the whole program's graph.
+      output_names: paths of the results in what a function with hand-written regions returns.
     """
 
     inputs: tuple[int, ...]
@@ -195,6 +196,7 @@ class Graph:
     avals: dict[int, Any] = field(repr=False)
     input_names: tuple[str, ...] = ()
     inspections: tuple[Inspection, ...] = ()
+    output_names: tuple[str, ...] = ()
 
     def aval(self, operand: Operand) -> Any:
         """Shape and dtype of an operand."""

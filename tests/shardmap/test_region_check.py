@@ -381,6 +381,15 @@ def test_the_gradient_of_a_gather_is_not_called_a_reduction_of_the_user():
     assert 'divide the loss, or the gradient, by lax.axis_size("data")' in found.primary.text
 
 
+def test_a_result_has_its_path():
+    body = lambda x, w: {"kept": jnp.tanh(x), "sum": lax.psum(x @ w, "model")}
+    step = region(body, ins=TENSOR["ins"], outs=PartitionSpec())
+    report = sbp.check_shard_map(lambda x, w: (step(x, w), x), U, V, mesh=MESH)
+    assert [d.title.partition(" is ")[0] for d in report.diagnostics] == [
+        "result 0 (`result[0]['kept']`) of `step(x, w)`"
+    ]
+
+
 def test_one_slip_that_reaches_every_leaf_is_one_error():
     def step(p, x):
         loss = lambda p: jnp.mean(jnp.tanh(x @ p["w"] + p["b"]) ** 2)
