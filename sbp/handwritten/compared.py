@@ -52,7 +52,8 @@ def _zeros(run: ComparedRun) -> str:
 
 
 def _results(run: ComparedRun, numbers: tuple[int, ...]) -> str:
-    named = ", ".join(result_text(i, run.names[i]) for i in numbers)
+    paths = dict(enumerate(run.names))  # of sbp.manual, there are none
+    named = ", ".join(result_text(i, paths.get(i, "")) for i in numbers)
     return f"result{'s' if len(numbers) > 1 else ''} {named}"
 
 
