@@ -286,9 +286,9 @@ class Repairs:
         fault, axes = finding.fault, finding.mesh_axes
         match fault.kind:
             case "doubled":
-                yield from self.keep_backward(fault.node)
                 yield from self.drop(fault.node, axes)
                 yield from self.average(fault.node, axes)
+                yield from self.keep_backward(fault.node)
             case "blocks":
                 yield from self.drop(fault.node, axes)
             case "averaged" if PMEAN in fault.node.library:  # another divisor may be meant
