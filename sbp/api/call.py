@@ -308,7 +308,8 @@ class CallSignature(Leaves):
     Arguments:
       key: equal for calls that may share a plan.
       call: the function of flat arguments.
-      arguments: the names of all arguments in order, `x=..` for those that the call names.
+      arguments: the names of all arguments in order. An argument that the call passes by name is
+        written `x=..`.
     """
 
     key: Any

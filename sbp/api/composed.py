@@ -54,7 +54,7 @@ def composed(
 
     @jax.custom_jvp
     def call(*flat: Any) -> list[Any]:
-        return plan()._inlined(flat)  # pyright: ignore[reportPrivateUsage]  # not for users
+        return plan()._inlined(flat)  # pyright: ignore[reportPrivateUsage]  # users do not call it
 
     def push(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         moving = tuple(i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero))

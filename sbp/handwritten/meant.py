@@ -43,13 +43,12 @@ def _ranks(got: Ran, want: Ran, types: Types) -> tuple[frozenset[int], bool]:
         own = [n for n in nodes if n.op in RANKS and _has_own_ranks(body, n)]
         ranked = {v for node in own for v in node.outputs}
         for node in nodes if own else ():
-            selects = traits_of(node.op).scales == "compared" and not _is_sign(node)
-            picks = body.split(node.inputs[0]) is not None if places_of(node) else False
-            for i in range(len(node.inputs)) if selects else places_of(node) if picks else ():
+            compares = traits_of(node.op).scales == "compared" and not _is_sign(node)
+            for i in range(len(node.inputs)) if compares else _own_places(body, node):
                 if found := ranked.intersection(body.upstream(node.inputs[i])):
                     placed |= {n.id for n in own if not found.isdisjoint(n.outputs)}
                     runs = ((got, node), (want, others.get(node.id)))
-                    drops |= not selects or any(_drops(*run, i) for run in runs)
+                    drops |= any(_drops(*run, i if compares else _moved(node)) for run in runs)
     return frozenset(placed), drops
 
 
@@ -66,22 +65,37 @@ def _is_sign(node: Node) -> bool:
     return traits_of(node.op).numpy is np.less and any(np.all(np.asarray(x) == 0) for x in zeros)
 
 
+def _own_places(body: Body, node: Node) -> range:
+    """The operands that say where an operation takes elements of the device's own shard, or where
+    it writes elements."""
+    places = places_of(node)
+    is_own = places and (_moved(node) > 0 or body.split(node.inputs[0]) is not None)
+    return places if is_own else range(0)
+
+
+def _moved(node: Node) -> int:
+    """The operand that an operation takes elements of, or whose elements it writes."""
+    return max({*range(len(node.inputs))} - {*places_of(node)})
+
+
 def _drops(ran: Ran, node: Node | None, operand: int) -> bool:
-    """Whether a comparison of ranks with a capacity or with places leaves out an element, or may do
-    so because its values were not kept.
+    """Whether an operation leaves out an element, or may do so because its values were not kept.
 
     Arguments:
       ran: the run.
-      node: the comparison.
-      operand: the position of the ranks.
+      node: a comparison of ranks with a capacity or with places, or an operation that takes or
+          writes elements at places.
+      operand: the position of the ranks, or of the elements.
     """
     sides = () if node is None else (node.inputs[operand], node.outputs[0])
     values = [ran.values[v] for v in sides if isinstance(v, int) and v in ran.values]
     if node is None or len(values) < 2:
         return True
-    ranks, found = values
+    given, found = values
+    if places_of(node):
+        return not np.isin(given, found).all()
     if traits_of(node.op).numpy is np.equal:  # each rank is compared with all places, along a dim
-        dims = (d for d in range(ranks.ndim) if (ranks == ranks.take([0], d)).all())
+        dims = (d for d in range(given.ndim) if (given == given.take([0], d)).all())
         return not any(found.any(d).all() for d in dims)
     return not found.all() and bool(found.any())
 

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as PS
 import sbp
 from tests.shardmap.programs.faulty import PROGRAMS
 from tests.shardmap.programs.kinds import is_right, mesh
+from tests.shardmap.programs.right import enter, leave
 from tests.shardmap.programs.wrong.layers import W1, W2, X
 from tests.shardmap.programs.wrong.training import W, Y
 
@@ -250,22 +251,6 @@ def test_gradients_with_one_cause_are_one_error():
     assert d.notes[-1].startswith("the help also mends this: the gradient of `x @ w + b` is left")
 
 
-@jax.custom_vjp
-def summed_forward(x):
-    return lax.psum(x, "model")
-
-
-summed_forward.defvjp(lambda x: (lax.psum(x, "model"), None), lambda _, ct: (ct,))
-
-
-@jax.custom_vjp
-def summed_backward(x):
-    return x
-
-
-summed_backward.defvjp(lambda x: (x, None), lambda _, ct: (lax.psum(ct, "model"),))
-
-
 @pytest.mark.parametrize("columns", [1, 2])
 def test_a_tensor_parallel_layer_whose_gradient_is_not_summed(columns):
     """The help says to sum it in the backward pass, as Megatron does."""
@@ -274,7 +259,7 @@ def test_a_tensor_parallel_layer_whose_gradient_is_not_summed(columns):
         def loss(ws, x):
             h = entering(x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6))
             hidden = [jnp.tanh(h @ w) for w in ws["up"]]
-            return ((x + summed_forward(sum(hidden) @ ws["down"])) ** 2).mean()
+            return ((x + leave(sum(hidden) @ ws["down"])) ** 2).mean()
 
         specs = {"up": [PS(None, "model")] * columns, "down": PS("model")}
         return jax.shard_map(
@@ -288,7 +273,7 @@ def test_a_tensor_parallel_layer_whose_gradient_is_not_summed(columns):
     normal = lambda *shape: np.random.default_rng(0).normal(size=shape).astype(np.float32)
     ws = {"up": [normal(8, 16) / k for k in range(2, 2 + columns)], "down": normal(16, 8)}
     x = normal(16, 8)
-    assert sbp.check_shard_map(stepped(summed_backward), ws, x, mesh=mesh()).ok
+    assert sbp.check_shard_map(stepped(enter), ws, x, mesh=mesh()).ok
     (d,) = sbp.check_shard_map(stepped(lambda h: h), ws, x, mesh=mesh()).diagnostics
     assert d.helps[0].clears_all_errors
     assert d.helps[0].text.count("put the operand of `h @ w` at line ") == 1
@@ -300,7 +285,7 @@ def test_a_sum_whose_gradient_is_summed_again():
 
     def stepped(leaving):
         def loss(ws, x):
-            return ((x + leaving(jnp.tanh(summed_backward(x) @ ws["up"]) @ ws["down"])) ** 2).mean()
+            return ((x + leaving(jnp.tanh(enter(x) @ ws["up"]) @ ws["down"])) ** 2).mean()
 
         specs = {"up": PS(None, "model"), "down": PS("model")}
         return jax.shard_map(
@@ -309,7 +294,7 @@ def test_a_sum_whose_gradient_is_summed_again():
 
     normal = lambda *shape: np.random.default_rng(0).normal(size=shape).astype(np.float32)
     ws, x = {"up": normal(8, 16), "down": normal(16, 8)}, normal(16, 8)
-    assert sbp.check_shard_map(stepped(summed_forward), ws, x, mesh=mesh()).ok
+    assert sbp.check_shard_map(stepped(leave), ws, x, mesh=mesh()).ok
     doubled = stepped(lambda y: lax.psum(y, "model"))
     (d,) = sbp.check_shard_map(doubled, ws, x, mesh=mesh()).diagnostics
     assert d.code == "doubled-reduction" and d.helps[0].clears_all_errors
