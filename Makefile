@@ -151,33 +151,40 @@ clean:
 	rm -rf $(VENV) $(NEWEST) $(REAL) build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .jax_cache
 	find sbp tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# What training needs, with pip's progress; the tests need more.
-$(VENV)/.installed-gshard: pyproject.toml
-	@python=$$($(call first-python,"$(PY)" $(PYTHON) $(PYTHONS),11)); \
+# Python writes the bytecode of what is imported; pip would take as long again to write that of all
+# packages.
+INSTALL = -m pip install --no-compile --editable
+own-venv = @python=$$($(call first-python,"$(PY)" $(PYTHON) $(PYTHONS),11)); \
 	if [ -z "$$python" ]; then echo "sbp needs Python 3.11 or newer: install it, or pass PYTHON=/path/to/python"; exit 1; fi; \
 	$(call make-venv,$$python,$(VENV))
-	$(PY) -m pip install --editable ".[gshard]"
+
+# What training needs, with pip's progress.
+$(VENV)/.installed-gshard: pyproject.toml
+	$(own-venv)
+	$(PY) $(INSTALL) ".[gshard]"
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.installed-gshard
-	$(PY) -m pip install --quiet --editable ".[dev]"
-	@touch $@
+# What the tests need beside that.
+$(VENV)/.installed: pyproject.toml
+	$(own-venv)
+	$(PY) $(INSTALL) ".[gshard,dev]"
+	@touch $(VENV)/.installed-gshard $@
 
 $(VENV)/.installed-tpu: $(VENV)/.installed
-	$(PY) -m pip install --quiet --editable ".[tpu]"
+	$(PY) $(INSTALL) --quiet ".[tpu]"
 	@touch $@
 
 $(VENV)/.installed-screenshots: $(VENV)/.installed
-	$(PY) -m pip install --quiet --editable ".[screenshots]"
+	$(PY) $(INSTALL) --quiet ".[screenshots]"
 	@touch $@
 
 # Its own environment, since the packages of other projects may need other versions.
 $(REAL)/.installed: $(VENV)/.installed-gshard
 	@$(call make-venv,$(PY),$(REAL))
-	$(REAL)/bin/python -m pip install --quiet --editable ".[real]"
+	$(REAL)/bin/python $(INSTALL) --quiet ".[real]"
 	@touch $@
 
 $(NEWEST_INSTALLED): pyproject.toml
 	@$(call make-venv,$(NEWEST_PYTHON),$(NEWEST))
-	$(NEWEST)/bin/python -m pip install --quiet --upgrade --editable ".[$(NEWEST_EXTRAS)]" jax
+	$(NEWEST)/bin/python $(INSTALL) --quiet --upgrade ".[$(NEWEST_EXTRAS)]" jax
 	@touch $@

@@ -1,17 +1,13 @@
-"""Every Python block of the README and of docs/ runs as written on 8 simulated devices, and prints
-what the page shows. So do the examples in docstrings. docs/checklist.md names tests that are there,
-and every mechanism once. The documentation site builds without a warning, and has what it
-promises."""
+"""The links and names on the pages of the documentation lead somewhere, and the examples in
+docstrings run. docs/checklist.md names tests that are there, and every mechanism once. The
+documentation site builds without a warning, and has what it promises."""
 
 import doctest
 import importlib
-import os
 import pkgutil
 import re
-import runpy
 import subprocess
 import sys
-import warnings
 from inspect import ismodule
 from pathlib import Path
 
@@ -19,108 +15,14 @@ import pytest
 
 import sbp
 from sbp.errors import CODES
-from sbp.signatures import known_primitives, unregister
+from tests.test_doc_examples import PAGES, ROOT
 
-ROOT = Path(__file__).parents[1]
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    *sorted(p for p in (ROOT / "docs").rglob("*.md") if "generated" not in p.parts),
-]
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 FILE = re.compile(
     r"[\w./-]*\w\.(?:py|ipynb|md|csv|svg)\b|\b(?:sbp|tests|benchmarks|docs|examples|notebooks)/[\w/-]+(?:\.(?:txt|tsv|json\.xz))?"
 )
 WRITTEN_BY_READERS = {"ffn.py", "quickstart.py"}
 """Files that the pages tell the reader to write."""
-
-
-def examples(page: Path):
-    """Each Python block of a page with its line, and the text block that follows before the next
-    Python block or heading, if any."""
-    code: str | None = None
-    at = 0
-    fence = re.compile(r"^```(python|text)\n(.*?)^```$|^#+ ", re.MULTILINE | re.DOTALL)
-    text = page.read_text("utf-8")
-    for found in fence.finditer(text):
-        if found[1] == "text":
-            if code is not None:
-                yield at, code, found[2]
-            code = None
-            continue
-        if code is not None:
-            yield at, code, None
-        code = found[2]
-        at = text.count("\n", 0, found.start()) + 1
-    if code is not None:
-        yield at, code, None
-
-
-EXAMPLES = [
-    pytest.param(code, shown, id=f"{page.name}:{line}")
-    for page in PAGES
-    for line, code, shown in examples(page)
-]
-
-
-def unmatched(shown: str, printed: str) -> str | None:
-    """The first line of an excerpt that is not in what was printed, in order; `...` stands for
-    lines left out."""
-    lines = iter([line.rstrip() for line in printed.splitlines()])
-    for line in shown.splitlines():
-        if line.strip() != "..." and line.rstrip() not in lines:
-            return line
-    return None
-
-
-def test_pages_have_examples():
-    assert {page.name for page in PAGES} >= {"README.md", "types.md", "how-it-works.md", "moe.md"}
-    assert len(EXAMPLES) == sum(page.read_text("utf-8").count("```python\n") for page in PAGES)
-
-
-@pytest.fixture
-def own_signatures():
-    """Removes the signatures that an example registers, which other tests of this process list."""
-    before = set(known_primitives())
-    yield
-    for name in set(known_primitives()) - before:
-        unregister(name)
-
-
-@pytest.mark.usefixtures("own_signatures")
-@pytest.mark.parametrize(("code", "shown"), EXAMPLES)
-def test_example_runs(
-    code: str,
-    shown: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    """As `python quickstart.py` in an empty folder, in this process: importing JAX takes longer
-    than most examples."""
-    monkeypatch.chdir(tmp_path)
-    script = tmp_path / "quickstart.py"
-    script.write_text(code, "utf-8")
-    with warnings.catch_warnings(action="default"):
-        runpy.run_path(str(script), run_name="__main__")
-    if shown is not None:
-        printed = capsys.readouterr().out
-        line = unmatched(shown, printed)
-        assert line is None, f"the page shows {line!r}; printed was:\n{printed}"
-
-
-def test_the_picture_is_what_the_page_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """`SBP_UPDATE_GOLDEN=1` writes it anew. Without a gradient all versions of JAX trace it so."""
-    page = ROOT / "docs" / "first-program.md"
-    (code,) = [code for _, code, _ in examples(page) if "ffn.svg" in code]
-    monkeypatch.chdir(tmp_path)
-    script = tmp_path / "quickstart.py"
-    script.write_text(code, "utf-8")
-    runpy.run_path(str(script), run_name="__main__")
-    drawn, kept = (tmp_path / "ffn.svg").read_text("utf-8"), ROOT / "docs" / "ffn.svg"
-    if os.environ.get("SBP_UPDATE_GOLDEN") == "1":
-        kept.write_text(drawn, "utf-8")
-    assert drawn == kept.read_text("utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -172,11 +74,6 @@ def test_unclear_phrases_do_not_come_back():
     texts = {file.name: " ".join(file.read_text("utf-8").split()) for file in files}
     found = [f"{name}: {p!r}" for name, text in texts.items() for p in phrases if p in text]
     assert phrases and not found, "write it as a colleague would say it:\n" + "\n".join(found)
-
-
-def test_excerpts_are_compared():
-    assert unmatched("a\n...\nc\n", "a\nb\nc\n") is None
-    assert unmatched("c\na\n", "a\nb\nc\n") == "a"
 
 
 # ---- checklist -----------------------------------------------------------------------------------

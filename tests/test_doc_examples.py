@@ -1,0 +1,112 @@
+"""Every Python block of the README and of docs/ runs as written on 8 simulated devices, and prints
+what the page shows."""
+
+import os
+import re
+import runpy
+import warnings
+from pathlib import Path
+
+import pytest
+
+from sbp.signatures import known_primitives, unregister
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(p for p in (ROOT / "docs").rglob("*.md") if "generated" not in p.parts),
+]
+
+
+def examples(page: Path):
+    """Each Python block of a page with its line, and the text block that follows before the next
+    Python block or heading, if any."""
+    code: str | None = None
+    at = 0
+    fence = re.compile(r"^```(python|text)\n(.*?)^```$|^#+ ", re.MULTILINE | re.DOTALL)
+    text = page.read_text("utf-8")
+    for found in fence.finditer(text):
+        if found[1] == "text":
+            if code is not None:
+                yield at, code, found[2]
+            code = None
+            continue
+        if code is not None:
+            yield at, code, None
+        code = found[2]
+        at = text.count("\n", 0, found.start()) + 1
+    if code is not None:
+        yield at, code, None
+
+
+EXAMPLES = [
+    pytest.param(code, shown, id=f"{page.name}:{line}")
+    for page in PAGES
+    for line, code, shown in examples(page)
+]
+
+
+def unmatched(shown: str, printed: str) -> str | None:
+    """The first line of an excerpt that is not in what was printed, in order; `...` stands for
+    lines left out."""
+    lines = iter([line.rstrip() for line in printed.splitlines()])
+    for line in shown.splitlines():
+        if line.strip() != "..." and line.rstrip() not in lines:
+            return line
+    return None
+
+
+def test_pages_have_examples():
+    assert {page.name for page in PAGES} >= {"README.md", "types.md", "how-it-works.md", "moe.md"}
+    assert len(EXAMPLES) == sum(page.read_text("utf-8").count("```python\n") for page in PAGES)
+
+
+@pytest.fixture
+def own_signatures():
+    """Removes the signatures that an example registers, which other tests of this process list."""
+    before = set(known_primitives())
+    yield
+    for name in set(known_primitives()) - before:
+        unregister(name)
+
+
+@pytest.mark.usefixtures("own_signatures")
+@pytest.mark.parametrize(("code", "shown"), EXAMPLES)
+def test_example_runs(
+    code: str,
+    shown: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """As `python quickstart.py` in an empty folder, in this process: importing JAX takes longer
+    than most examples."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "quickstart.py"
+    script.write_text(code, "utf-8")
+    with warnings.catch_warnings(action="default"):
+        runpy.run_path(str(script), run_name="__main__")
+    if shown is not None:
+        printed = capsys.readouterr().out
+        line = unmatched(shown, printed)
+        assert line is None, f"the page shows {line!r}; printed was:\n{printed}"
+
+
+def test_the_picture_is_what_the_page_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`SBP_UPDATE_GOLDEN=1` writes it anew. Without a gradient all versions of JAX trace it so."""
+    page = ROOT / "docs" / "first-program.md"
+    (code,) = [code for _, code, _ in examples(page) if "ffn.svg" in code]
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "quickstart.py"
+    script.write_text(code, "utf-8")
+    runpy.run_path(str(script), run_name="__main__")
+    drawn, kept = (tmp_path / "ffn.svg").read_text("utf-8"), ROOT / "docs" / "ffn.svg"
+    if os.environ.get("SBP_UPDATE_GOLDEN") == "1":
+        kept.write_text(drawn, "utf-8")
+    assert drawn == kept.read_text("utf-8")
+
+
+def test_excerpts_are_compared():
+    assert unmatched("a\n...\nc\n", "a\nb\nc\n") is None
+    assert unmatched("c\na\n", "a\nb\nc\n") == "a"
