@@ -403,7 +403,9 @@ def _scan(node: Node, args: Sequence[Any], axes: int, found: dict[int, Any]) -> 
             return carry, (ys, dict(values))
 
         carry, (ys, every) = lax.scan(with_values, initial, xs, **options)
-        values.update(every)  # in place of the values of one trip
+        # In place of the values of one trip. The first trip comes first in gradients, too.
+        in_order = every if not options["reverse"] else {v: y[::-1] for v, y in every.items()}
+        values.update(in_order)
         return carry, ys
 
     outs = run_regions(node, args, lambda n, x: _record(node.regions[n], x, axes, values), scan)

@@ -299,3 +299,33 @@ def test_a_sum_whose_gradient_is_summed_again():
     (d,) = sbp.check_shard_map(doubled, ws, x, mesh=mesh()).diagnostics
     assert d.code == "doubled-reduction" and d.helps[0].clears_all_errors
     assert "function whose backward pass returns its argument" in d.helps[0].text
+
+
+@pytest.mark.parametrize(
+    ("entering", "leaving", "title"),
+    [
+        (lambda h: h, leave, "the gradient of `entering(h) @ up` adds a whole value to a partial"),
+        (enter, lambda y: lax.psum(y, "model"), "reduces a value that is already whole"),
+    ],
+)
+def test_tensor_parallel_layers_in_a_scan(entering, leaving, title):
+    """The backward pass is a scan in reverse: the fault is found in its first trip."""
+
+    def stepped(entering, leaving):
+        def layer(h, ws):
+            up, down = ws
+            return h + leaving(jnp.tanh(entering(h) @ up) @ down), None
+
+        def loss(ws, x):
+            return (lax.scan(layer, x @ ws[0], ws[1])[0] ** 2).mean()
+
+        specs = (PS(), (PS(None, None, "model"), PS(None, "model")))
+        return jax.shard_map(
+            jax.grad(loss), mesh=mesh(), in_specs=(specs, PS()), out_specs=specs, check_vma=False
+        )
+
+    normal = lambda *shape: np.random.default_rng(0).normal(size=shape).astype(np.float32) / 4
+    ws, x = (normal(8, 8), (normal(3, 8, 16), normal(3, 16, 8))), normal(16, 8)
+    assert sbp.check_shard_map(stepped(enter, leave), ws, x, mesh=mesh()).ok
+    (d,) = sbp.check_shard_map(stepped(entering, leaving), ws, x, mesh=mesh()).diagnostics
+    assert title in d.title and d.helps[0].clears_all_errors
