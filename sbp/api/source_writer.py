@@ -3,6 +3,7 @@ JAX traces each expression in them to the operation that it stands for."""
 
 import ast
 import builtins
+import functools
 import inspect
 import itertools
 import keyword
@@ -114,6 +115,7 @@ class SourceWriter(Tracing):
         self.chosen: dict[Any, tuple[bool, int, bool]] = {}
         self.blocks: dict[Any, str] = {}  # the names of their functions, by their keys
         self.in_place = False  # whether the next scan is in place
+        self.place_of = functools.cache(place)
 
     def called(self, instruction: Instruction, run: Callable[..., Any], args: list[Any]) -> Any:
         """Runs an instruction as a function of its own, whose name is its number."""
@@ -269,7 +271,7 @@ class SourceWriter(Tracing):
         if not isinstance(instruction, Apply):
             return None if form else ""
         is_short = len(_jax.open_jaxpr(eqn.params["jaxpr"])[0].eqns) <= INLINE
-        return _place(instruction.node) if is_short and not instruction.bytes_sent else None
+        return self.line_of(instruction.node) if is_short and not instruction.bytes_sent else None
 
     def inner_reads(self, eqn: Any, number: int) -> int:
         """How often an equation reads an operand."""
@@ -444,13 +446,20 @@ class SourceWriter(Tracing):
             types, where = " -> ".join(self.type(r.codes) for r in ends), "for the result"
             if reader := instruction.reader:
                 is_pin = reader.op == annotate_p.name and reader.span is None
-                name = "in_types or out_types" if is_pin else f"{reader.name} {_place(reader)}"
+                name = (
+                    "in_types or out_types" if is_pin else f"{reader.name} {self.line_of(reader)}"
+                )
                 where = f"for {name}"
         else:
             types = ", ".join(dict.fromkeys(self.type(r.codes) for r in instruction.outs))
             sent = instruction.bytes_sent if isinstance(instruction, Apply) else 0.0
-            where = _place(instruction.node)
+            where = self.line_of(instruction.node)
         return f"{types}{f', {bytes_text(sent)} sent' if sent else ''}, {where}"
+
+    def line_of(self, node: Node) -> str:
+        """The user's line of a node, as a phrase."""
+        span, before = users_span(node), "gradient of" if node.backward else "at"
+        return f"{before} {self.place_of(span)}" if span else "in generated code"
 
     def title(self, instruction: Instruction) -> tuple[str, str]:
         """A name and a docstring for the function of an instruction."""
@@ -569,12 +578,6 @@ def _is_in_name(character: str) -> bool:
 def _one_result(eqn: Any, call: str, parameters: str) -> str:
     """A function that returns a tuple, also of one result."""
     return f"lambda {parameters}: {f'({call},)' if len(eqn.outvars) == 1 else call}"
-
-
-def _place(node: Node) -> str:
-    """The user's line of a node, as a phrase."""
-    span, before = users_span(node), "gradient of" if node.backward else "at"
-    return f"{before} {place(span)}" if span else "in generated code"
 
 
 def _calls(node: Node) -> list[Any]:

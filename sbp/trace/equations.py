@@ -113,6 +113,8 @@ def in_blocks(eqns: Sequence[Any], outvars: Sequence[Any], place: Placed) -> lis
       outvars: the results of the jaxpr.
       place: places of equations.
     """
+    if len(eqns) < 2 * LEAST_BLOCK:
+        return [*eqns]
     items, numbers, unused = [*eqns], dict[Any, int](), itertools.count(len(eqns))
     codes = [numbers.setdefault(_token(e, place), len(numbers)) for e in items]
     calls = [found[1] if (found := place(eqn)) else () for eqn in items]
