@@ -93,19 +93,6 @@ def _cell_name(path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Slip:
-    """A wrong value, and what was probably meant.
-
-    Arguments:
-      wrong: the value.
-      likely: values in its place, the likeliest first.
-    """
-
-    wrong: Any
-    likely: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Correction:
     """Another value for a wrong one in a call.
 
@@ -447,13 +434,14 @@ class SbpError(Exception):
 
     Attributes:
       message: the title behind its subject, with the details below it.
-      slip: the value that is almost right; None where it is not known.
+      slip: the value that is almost right, and the values that were probably meant, the likeliest
+        first; None where it is not known.
       option: the argument of `sbp.jit` in question; empty for none.
       call: the user's call with the wrong argument, if another call raises the error.
       related: other places that are part of the cause.
     """
 
-    slip: Slip | None = None
+    slip: tuple[Any, tuple[Any, ...]] | None = None
     option: str = ""
     call: Span | None = None
     related: tuple[Label, ...] = ()
@@ -484,7 +472,7 @@ class SbpError(Exception):
 
     def with_slip(self, wrong: Any, *likely: Any) -> Self:
         """The same error, with a wrong value and what was meant, the likeliest first."""
-        self.slip = Slip(wrong, likely)
+        self.slip = wrong, likely
         return self
 
     def __reduce__(self) -> Any:

@@ -199,7 +199,7 @@ def _place(error: SbpError, option: str, call: Span | None) -> Span | None:
     part = argument_span(call, option)
     if part is None or error.slip is None:
         return part
-    wrong = constants_in(part, error.slip.wrong, f"{error.slip.wrong}_")
+    wrong = constants_in(part, error.slip[0], f"{error.slip[0]}_")
     return wrong[0].span if wrong else part
 
 

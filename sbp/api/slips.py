@@ -102,7 +102,7 @@ def _corrections(error: SbpError, options: JitOptions) -> Iterator[Change]:
     """The option or the call that has a slip, with each likely value in place of the wrong one: a
     key, a type text or an axis."""
     option, field = error.option, other_option(error.option)
-    wrong, likely = (error.slip.wrong, error.slip.likely) if error.slip else (None, ())
+    wrong, likely = error.slip or (None, ())
     at = argument_span(options.at, option) if option else error.span or _jax.raising_span(error)
     for right in likely:
         old, new = _source_text(wrong), _source_text(right)
@@ -127,7 +127,7 @@ def _entries(error: SbpError, options: JitOptions, call: Span) -> Iterator[Chang
       options: of `sbp.jit`.
       call: the call that made the region.
     """
-    wrong, likely = (error.slip.wrong, error.slip.likely) if error.slip else ((), ())
+    wrong, likely = error.slip or ((), ())
     parts = items_of(call, "in_types", len(wrong))
     for right in likely:
         changed = next(i for i, entry in enumerate(right) if entry is not wrong[i])
