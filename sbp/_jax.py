@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax._src import (
     ad_checkpoint,
     api_util,
@@ -28,7 +29,6 @@ from jax._src import (
 )
 from jax._src.core import ShapedArray, Tracer
 from jax._src.interpreters import batching as _batching, mlir as _mlir, partial_eval as _pe
-from jax._src.lax import lax as _lax_internal
 from jax._src.mesh import get_concrete_mesh
 from jax._src.shard_map import ShardMapTrace, shard_map_p as _shard_map_p
 from jax.experimental.xla_metadata import set_xla_metadata
@@ -327,7 +327,7 @@ def with_weak_type(x: Any, weak_type: bool) -> Any:
     aval = jax.typeof(x)
     if bool(getattr(aval, "weak_type", False)) == weak_type or is_extended(aval.dtype):
         return x
-    return _lax_internal.convert_element_type_p.bind(
+    return lax.convert_element_type_p.bind(
         x, new_dtype=aval.dtype, weak_type=weak_type, sharding=None
     )
 
@@ -342,11 +342,6 @@ def is_ordered_debug(params: dict[str, Any]) -> bool:
 def uint_bits(key_data_hi: Any, key_data_lo: Any, hi: Any, lo: Any) -> tuple[Any, Any]:
     """The threefry-2x32 block cipher on counters (hi, lo) of equal shape."""
     return tuple(threefry2x32_p.bind(key_data_hi, key_data_lo, hi, lo))
-
-
-def optimization_barrier(args: Sequence[Any]) -> list[Any]:
-    """The barrier that keeps XLA from merging a rematerialised computation with the first one."""
-    return list(_lax_internal.optimization_barrier(tuple(args)))
 
 
 def is_extended(dtype: Any) -> bool:

@@ -268,7 +268,7 @@ def run_node(node: Node, args: list[Any], special: Special) -> list[Any]:
         return run_regions(node, args, lambda n, values: evaluate(node.regions[n], values, special))
     match node.op:
         case "optimization_barrier":
-            return _jax.optimization_barrier(args)
+            return lax.optimization_barrier(args)
         case "sbp_annotate":
             return args
         case "psum_invariant":

@@ -294,7 +294,7 @@ rule(*ELEMENTWISE, traits=ELEMENTWISE.__getitem__, local=bind_with)(elementwise_
 rule(
     "optimization_barrier",
     traits=Traits(moves=True, scales="together", fusion="free"),
-    local=lambda ctx, args: _jax.optimization_barrier(args),
+    local=lambda ctx, args: lax.optimization_barrier(list(args)),
 )(lambda op: [*rows_beside(op), *moved_rows(op)])
 
 

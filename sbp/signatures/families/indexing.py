@@ -15,7 +15,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from sbp import _jax
 from sbp.signatures.factors import (
     Dims,
     FactorMap,
@@ -454,7 +453,7 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         # For a single index, XLA's CPU compiler in JAX 0.10 merges the slice that made the shard
         # with the update of one element and loses the bound: an index outside of the shard writes
         # an element of another shard into this one. The barrier keeps the two apart.
-        (operand,) = _jax.optimization_barrier((operand,))
+        operand = lax.optimization_barrier(operand)
     (out,) = bind_with(
         ctx, (operand, jnp.stack(components, -1), updates), mode=_MODE.FILL_OR_DROP, **changes
     )
