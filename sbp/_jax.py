@@ -51,6 +51,7 @@ __all__ = [
     "ad",
     "batching",
     "mlir",
+    "threefry2x32_p",
 ]
 
 ENDS_ON_AXIS_NAMES = jax.__version_info__[:2] < (0, 12)
@@ -239,8 +240,7 @@ def name_stack_of(source_info: Any) -> str:
 
 def caller_frames() -> tuple[Span, ...]:
     """The user's frames that are calling sbp now, innermost first."""
-    traceback = source_info_util.Traceback.get_traceback()
-    return tuple(_span_of(frame) for frame in source_info_util.user_frames(traceback))
+    return frames_of(source_info_util.Traceback.get_traceback())
 
 
 def caller_span() -> Span | None:
@@ -337,11 +337,6 @@ def is_ordered_debug(params: dict[str, Any]) -> bool:
     `jax.debug.callback`."""
     has_effect = params.get("effect") is debugging.ordered_debug_effect
     return has_effect or ("fmt" in params and bool(params.get("ordered")))
-
-
-def uint_bits(key_data_hi: Any, key_data_lo: Any, hi: Any, lo: Any) -> tuple[Any, Any]:
-    """The threefry-2x32 block cipher on counters (hi, lo) of equal shape."""
-    return tuple(threefry2x32_p.bind(key_data_hi, key_data_lo, hi, lo))
 
 
 def is_extended(dtype: Any) -> bool:

@@ -201,7 +201,7 @@ def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     words = jax.random.key_data(key)
     count = counters(shape[batch:], drawn, [ctx.out_offset(0, d) for d in range(batch, len(shape))])
     spread = [lax.broadcast_in_dim(words[..., w], shape, tuple(range(batch))) for w in range(2)]
-    high, low = _jax.uint_bits(*spread, *(jnp.broadcast_to(c, shape) for c in count))
+    high, low = _jax.threefry2x32_p.bind(*spread, *(jnp.broadcast_to(c, shape) for c in count))
     dtype = ctx.global_outs[0].dtype
     if width == 64:
         return [lax.shift_left(high.astype(dtype), jnp.asarray(32, dtype)) | low.astype(dtype)]
