@@ -641,17 +641,15 @@ def named_function(
 # Traces a program whose `jax.shard_map`s run on another mesh.
 
 
-Bind = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-"""Binds a region: takes its operands and its parameters, and gives its results."""
-
-
 _ONE_AT_A_TIME = threading.RLock()
 """Of two threads that replace the function, the first to end would put back what the second one
 replaced."""
 
 
 @contextlib.contextmanager
-def regions_bound_by(act: Callable[[Bind, tuple[Any, ...], dict[str, Any]], Any]) -> Iterator[None]:
+def regions_bound_by(
+    act: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any],
+) -> Iterator[None]:
     """While it is open, `act` binds each region that this thread traces.
 
     A trace has no hook for the mesh of a region, and the body as JAX traced it has the sizes of
@@ -664,13 +662,10 @@ def regions_bound_by(act: Callable[[Bind, tuple[Any, ...], dict[str, Any]], Any]
     with _ONE_AT_A_TIME:
         bind = _shard_map_p.bind
 
-        def own(args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-            return bind(*args, **params)
-
         def bound(*args: Any, **params: Any) -> Any:
             if threading.get_ident() != thread:
                 return bind(*args, **params)
-            return act(own, args, params)
+            return act(bind, args, params)
 
         _shard_map_p.bind = bound
         try:

@@ -22,7 +22,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from sbp import _jax
-from sbp._jax import Bind, of_call, regions_bound_by
+from sbp._jax import of_call, regions_bound_by
 from sbp.errors import SbpInternalError
 from sbp.handwritten import arguments
 from sbp.handwritten.emulation import (
@@ -596,16 +596,16 @@ def trace_on_one_device(
     """
     axis, copied = written.axis, functools.partial(written.copied, names=attempt.names)
 
-    def act(bind: Bind, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
+    def act(bind: Callable[..., Any], args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         size = dict(params["mesh"].shape).get(axis.name)
         mine = size == axis.size or (size == 1 and all(map(of_call, params["subfuns"])))
         if not mine:  # of another mesh, or the gradient of one that is already alone
-            return bind(args, params)
+            return bind(*args, **params)
         alone = params | {
             "mesh": axis.mesh_alone(params["mesh"]),
             "subfuns": tuple(copied(fn) for fn in params["subfuns"]),
         }
-        return _chain(bind, args, alone, axis) if attempt.chained else bind(args, alone)
+        return _chain(bind, args, alone, axis) if attempt.chained else bind(*args, **alone)
 
     try:
         with _jax.own_traces(f"sbp_alone_{next(_TRACES)}"), regions_bound_by(act):
@@ -616,7 +616,9 @@ def trace_on_one_device(
         raise ValueError(reason_of(error)) from error
 
 
-def _chain(bind: Bind, args: Sequence[Any], params: dict[str, Any], axis: AxisInCode) -> Any:
+def _chain(
+    bind: Callable[..., Any], args: Sequence[Any], params: dict[str, Any], axis: AxisInCode
+) -> Any:
     """Runs the stages of a pipeline one after the other. A pipeline of n stages computes the same
     as n pipelines of one stage, if each of them takes the result of the previous one."""
     dims = [_axis_dim(x.shape, s, axis) for x, s in zip(args, params["in_specs"], strict=True)]
@@ -628,7 +630,7 @@ def _chain(bind: Bind, args: Sequence[Any], params: dict[str, Any], axis: AxisIn
             x if d is None else lax.slice_in_dim(x, stage, stage + 1, axis=d)
             for x, d in zip(given, dims, strict=True)
         ]
-        out = bind(tuple(shards), params)
+        out = bind(*shards, **params)
         results = list(out)
         streams = [
             i
