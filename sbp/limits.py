@@ -172,17 +172,17 @@ def policy_mark(boxing: Policy, axis: str = "") -> str:
     return f"sbp_policy.{boxing}.of.{axis.encode('utf-8', 'surrogatepass').hex()}"
 
 
-def _axis_of(mark: str) -> str:
-    return bytes.fromhex(mark).decode("utf-8", "surrogatepass")
-
-
 def policies_in(scope: str) -> list[tuple[Policy, str]]:
     """The policies that a name stack sets, outer first, each with its mesh axis ("" for all).
 
     >>> policies_in("transpose(jvp(layer/sbp_policy.reduce.of.64636e))/dot")
     [('reduce', 'dcn')]
     """
-    return [(name, _axis_of(axis)) for name, axis in _MARK.findall(scope) if name in POLICIES]
+    return [
+        (name, bytes.fromhex(axis).decode("utf-8", "surrogatepass"))
+        for name, axis in _MARK.findall(scope)
+        if name in POLICIES
+    ]
 
 
 def policies_text(base: Policy, per_axis: Sequence[Policy | None], names: Sequence[str]) -> str:
