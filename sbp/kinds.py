@@ -143,7 +143,6 @@ def or_none(kind: Kind) -> Kind:
     return Kind(f"{kind.what}, or None", lambda x: x is None or kind.accepts(x), kind.code)
 
 
-AXES_OR_NONE = or_none(AXES)
 MESH = Kind(
     "a jax.sharding.Mesh or an AbstractMesh, of at most 2**24 devices",
     lambda x: isinstance(x, jax.sharding.Mesh | jax.sharding.AbstractMesh) and x.size <= 2**24,
@@ -161,9 +160,6 @@ BY_POSITION: Mapping[str, str] = dict.fromkeys(
     'give names of mesh axes by position, each an argument of its own, such as "data", "model"',
 )
 """Hints of `takes` for functions that take names of mesh axes."""
-
-
-_NO_HINTS: Mapping[str, str] = MappingProxyType({})
 
 
 def _shown(signature: inspect.Signature) -> str:
@@ -230,7 +226,7 @@ def public(function: Callable[Params, Result]) -> Callable[Params, Result]:
 
 
 def takes(
-    name: str, hints: Mapping[str, str] = _NO_HINTS, /, *, skip: int = 0, **kinds: Kind
+    name: str, hints: Mapping[str, str] = MappingProxyType({}), /, *, skip: int = 0, **kinds: Kind
 ) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
     """A decorator of public functions that checks their arguments.
 
@@ -383,9 +379,7 @@ def takes_no_such_call(error: TypeError) -> bool:
     return about_arguments and not any(map(is_users, frames))
 
 
-def fits(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
-) -> None:
+def fits(function: Callable[..., Any], args: Sequence[Any]) -> None:
     """Checks that a function of the user can be called with so many arguments.
 
     Raises:
@@ -397,12 +391,11 @@ def fits(
     except (TypeError, ValueError):  # a function of C has none
         return
     try:
-        signature.bind(*args, **(kwargs or {}))
+        signature.bind(*args)
     except TypeError as error:
         raise ArgumentTypeError(
             f"{getattr(function, '__name__', 'the function')} is called with"
-            f" {counted(len(args) + len(kwargs or {}), 'argument')}: {error}; its parameters are"
-            f" {signature}"
+            f" {counted(len(args), 'argument')}: {error}; its parameters are {signature}"
         ) from error
 
 

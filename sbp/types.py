@@ -17,13 +17,13 @@ import numpy as np
 from sbp.errors import ArgumentKeyError, SbpError, nearest
 from sbp.kinds import (
     AXES,
-    AXES_OR_NONE,
     AXIS,
     NO_AXIS_NAME,
     SHOWN_CHARACTERS,
     TEXT,
     Kind,
     made_of,
+    or_none,
     show,
     takes,
 )
@@ -215,7 +215,7 @@ _NAME = re.compile(rf"[^\s{re.escape(NO_AXIS_NAME)}]+")
 """The names of mesh axes that a type text can hold."""
 
 
-@takes("sbp.parse", text=TEXT, mesh_axes=AXES_OR_NONE)
+@takes("sbp.parse", text=TEXT, mesh_axes=or_none(AXES))
 def parse(text: str, *, mesh_axes: Iterable[str] | None = None) -> NdSbp:
     """Reads a type text: atoms `axis:S(0)`, `axis:B`, `axis:P(sum)`, `axis:?`, separated by blanks;
     the text `B` is the type that is B on every axis.
