@@ -134,13 +134,14 @@ class Layout(Mapping[str, tuple[str, ...]]):
             there are not as many names as dims,
             `bad-argument` for a pytree in place of an array.
         """
-        if not hasattr(x, "aval"):
-            if isinstance(x, str | bytes) or not jax.tree_util.all_leaves([x]):
-                raise SbpError(
-                    f"a layout names the dims of one array, got {type(x).__name__}; map it over the"
-                    " leaves"
-                )
-            x = as_array(x, "a layout names the dims of")
+        if not hasattr(x, "aval") and (
+            isinstance(x, str | bytes) or not jax.tree_util.all_leaves([x])
+        ):
+            raise SbpError(
+                f"a layout names the dims of one array, got {type(x).__name__}; map it over the"
+                " leaves"
+            )
+        x = as_array(x, "a layout names the dims of")
         if len(names) != np.ndim(x):
             raise _names_error(
                 f"{len(names)} dim names for a tensor of shape {tuple(x.shape)}, {_text(names)};"
