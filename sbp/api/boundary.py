@@ -205,19 +205,13 @@ def _place(error: SbpError, option: str, call: Span | None) -> Span | None:
 
 def is_type_leaf(x: Any) -> bool:
     """Whether an entry of `in_types` or `out_types` is one type instead of a tree of types."""
+    # A module of Equinox and a variable of Flax can be called, but are trees.
     return (
         x is None
         or _jax.is_unspecified(x)
         or isinstance(x, _TYPE_FORMS)
-        or (callable(x) and not isinstance(x, type) and _is_leaf_of_jax(x))
+        or (callable(x) and not isinstance(x, type) and jax.tree_util.all_leaves([x]))
     )
-
-
-def _is_leaf_of_jax(x: Any) -> bool:
-    """Whether JAX takes an object for a leaf. A module of Equinox and a variable of Flax can be
-    called, but are trees."""
-    _, structure = leaves_of(x, "a pytree of types", lambda child: child is not x)
-    return jax.tree_util.treedef_is_leaf(structure)
 
 
 def check_types(types: Any, mesh: MeshSpec, option: str) -> None:
