@@ -374,11 +374,8 @@ class SizedReport(Report):
 
     def _shown(self, *, short: bool = False) -> Page:
         """The page with the sizes first."""
-        page = super()._shown(short=short)
-        return Page(title=page.title, parts=(self._sizes(), *page.parts))
-
-    def _sizes(self) -> Section:
-        found, at = self.sizes, point_text(self.sizes.point)
+        page, found = super()._shown(short=short), self.sizes
+        at = point_text(found.point)
         how = {
             "every": f"every {found.holds}",
             "some": found.holds,
@@ -391,7 +388,8 @@ class SizedReport(Report):
             ("planned at", f"{at}; bytes, memory and time are for these sizes"),
         ]
         pairs += [(limit, f"met for {at}; sbp did not check other sizes") for limit in self.limits]
-        return Section(title="symbolic sizes", parts=(Facts(pairs=tuple(pairs)),))
+        sizes = Section(title="symbolic sizes", parts=(Facts(pairs=tuple(pairs)),))
+        return Page(title=page.title, parts=(sizes, *page.parts))
 
 
 def sized_report(reader: CallReader, signature: CallSignature) -> Report:
