@@ -309,9 +309,9 @@ def _choice(scope: Scope, devices: int) -> Point:
 # program for different sizes and takes it for equal ones.
 
 
-def _equal_sizes(error: Exception, call: SizedCall) -> Diagnostic | None:
-    """The diagnostic of an error of JAX about a program that traces where two sizes are equal; None
-    where no two sizes are that.
+def _refuse_equal_sizes(error: Exception, call: SizedCall) -> None:
+    """Raises the type error for an error of JAX about a program that traces where two sizes are
+    equal, if two sizes are that.
 
     Arguments:
       error: what JAX raised.
@@ -325,7 +325,7 @@ def _equal_sizes(error: Exception, call: SizedCall) -> Diagnostic | None:
         if report.program is not None and report.ok:
             said = " ".join(str(error).split()).removesuffix(".")
             then = "the program has a typing then"
-            return Diagnostic(
+            found = Diagnostic(
                 code="symbolic-sizes",
                 severity="error",
                 title=f"JAX refuses the program for these symbolic sizes: {said}",
@@ -333,7 +333,7 @@ def _equal_sizes(error: Exception, call: SizedCall) -> Diagnostic | None:
                 notes=(f"JAX accepts the program if {term}",),
                 helps=(priced_constraints(call, (term,), report.program, then),),
             )
-    return None
+            raise SbpTypeError((found,)) from error
 
 
 def _with_equal(call: SizedCall) -> Iterator[tuple[str, CallSignature]]:
@@ -407,10 +407,8 @@ def sized_report(reader: CallReader, signature: CallSignature) -> Report:
     except SbpError:
         raise
     except (TypeError, ValueError) as error:
-        found = _equal_sizes(error, SizedCall.of(reader, signature))
-        if found is None:
-            raise
-        raise SbpTypeError((found,)) from error
+        _refuse_equal_sizes(error, SizedCall.of(reader, signature))
+        raise
 
 
 def _report_of_sizes(reader: CallReader, signature: CallSignature) -> SizedReport:
