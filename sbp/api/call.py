@@ -135,7 +135,7 @@ class Parameters:
                 f" {show({'static': static, 'donate': donated})}"
             )
             raise refused(
-                kinds if isinstance(error, TypeError) else _sentence(error), error
+                kinds if isinstance(error, TypeError) else sentence(error), error
             ) from error
         return cls(names=names, static=ArgumentChoice(*read[0]), donated=ArgumentChoice(*read[1]))
 
@@ -146,7 +146,7 @@ def _counted(
     return given if given[0] is None else (tuple(n % count for n in numbers), given[1])
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
     """JAX's message on one line, without its full stop."""
     return " ".join(str(error).split()).removesuffix(".")
 

@@ -12,7 +12,7 @@ import jax
 
 from sbp import _jax
 from sbp.api.boundary import Leaf, Leaves, even_boundary
-from sbp.api.call import CallReader, CallSignature
+from sbp.api.call import CallReader, CallSignature, sentence
 from sbp.api.plan import Plan, make_plan
 from sbp.api.tracing import traced_call, with_result_types
 from sbp.errors import (
@@ -323,12 +323,11 @@ def _refuse_equal_sizes(error: Exception, call: SizedCall) -> None:
         except (SbpError, TypeError, ValueError):
             continue
         if report.program is not None and report.ok:
-            said = " ".join(str(error).split()).removesuffix(".")
             then = "the program has a typing then"
             found = Diagnostic(
                 code="symbolic-sizes",
                 severity="error",
-                title=f"JAX refuses the program for these symbolic sizes: {said}",
+                title=f"JAX refuses the program for these symbolic sizes: {sentence(error)}",
                 labels=labels_at([_jax.raising_span(error)], ""),
                 notes=(f"JAX accepts the program if {term}",),
                 helps=(priced_constraints(call, (term,), report.program, then),),
