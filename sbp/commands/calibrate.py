@@ -24,7 +24,7 @@ from sbp.commands.command_line import Parser, mesh_axes
 from sbp.errors import SbpError, bytes_text, seconds_text
 from sbp.machine.calibration import KINDS, RATES
 from sbp.machine.hardware import hardware_of_kind
-from sbp.machine.mesh import MeshSpec, make_mesh, mesh_spec
+from sbp.machine.mesh import make_mesh, mesh_spec
 from sbp.moe.sharding import simulate_devices
 from sbp.plan.saved import write_file
 from sbp.report.parts import Page, table
@@ -44,6 +44,13 @@ LIMIT = 240.0
 
 ROWS = 4096
 """The most rows of the square matrices whose product is measured."""
+
+
+_PRODUCTS = (
+    *zip(RATES, ("bfloat16", "float32", "float32"), (None, None, "highest"), strict=False),
+    ("hbm_bytes_per_second", None, None),
+)
+"""The rates of products, each with its dtype and precision, and the rate of memory."""
 
 
 def calibrate_parser() -> argparse.ArgumentParser:
@@ -94,8 +101,7 @@ def measured(mesh: Mesh, console: Console) -> tuple[dict[str, float], list[Link]
       console: shows the progress.
     """
     begun, rates = time.perf_counter(), dict[str, float]()
-    tasks = [*_products(), ("hbm_bytes_per_second", None, "")]
-    for name, dtype, precision in track(tasks, "products and memory", console=console):
+    for name, dtype, precision in track(_PRODUCTS, "products and memory", console=console):
         rates[name] = _product(mesh, dtype, precision) if dtype else _memory(mesh)
     links = list[Link]()
     for kind, names in track(list(_collectives(mesh)), "collectives", console=console):
@@ -128,12 +134,6 @@ def fitted(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     (start, whole), _ = nnls(columns * seconds.max(), np.ones(len(pairs)))
     least = seconds.max() / sent.max() * 1e-6  # a rate is finite
     return float(start * seconds.max()), max(float(whole * seconds.max() / sent.max()), least)
-
-
-def _products() -> Iterator[tuple[str, Any, str]]:
-    """The rates of products, each with its dtype and precision."""
-    dtypes, precisions = ("bfloat16", "float32", "float32"), ("default", "default", "highest")
-    return zip(RATES, dtypes, precisions, strict=False)
 
 
 def _collectives(mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -170,14 +170,14 @@ def _step(kind: str, names: tuple[str, ...], n: int, size: int) -> tuple[Step, i
     return step, length, factor * length * 4
 
 
-def _product(mesh: Mesh, dtype: Any, precision: str) -> float:
+def _product(mesh: Mesh, dtype: Any, precision: str | None) -> float:
     """Floating-point operations per second of one device, for the size with the highest rate."""
     best, rows = 0.0, 256
     while rows <= ROWS:
         w = jnp.eye(rows, dtype=dtype)
 
         def step(x: Any, w: Any = w) -> Any:
-            return jnp.dot(x, w, precision=None if precision == "default" else precision)
+            return jnp.dot(x, w, precision=precision)
 
         seconds = _seconds(mesh, step, (rows, rows), dtype)
         best, rows = max(best, 2 * rows**3 / seconds), rows * 2
@@ -258,7 +258,11 @@ def _page(mesh: Mesh, rates: dict[str, float], links: Sequence[Link]) -> Page:
     figures = table(
         ("figure", ">measured", ">in the table"),
         (
-            (name.replace("_", " "), *(f"{x / 1e9:,.1f} G" for x in (rate, _in_table(spec, name))))
+            (
+                name.replace("_", " "),
+                f"{rate / 1e9:,.1f} G",
+                f"{(getattr(spec.hardware, name) or spec.hardware.flops_per_second) / 1e9:,.1f} G",
+            )
             for name, rate in rates.items()
         ),
     )
@@ -277,7 +281,3 @@ def _page(mesh: Mesh, rates: dict[str, float], links: Sequence[Link]) -> Page:
         ),
     )
     return Page(title=title, parts=(figures, rows))
-
-
-def _in_table(spec: MeshSpec, name: str) -> float:
-    return getattr(spec.hardware, name) or spec.hardware.flops_per_second
