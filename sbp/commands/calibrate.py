@@ -7,6 +7,7 @@ import json
 import math
 import os
 import time
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -207,12 +208,13 @@ def _seconds(mesh: Mesh, step: Step, shape: tuple[int, ...], dtype: Any = "float
     compiled = jax.jit(mapped).lower(x, np.int32(1)).compile()
 
     def run(count: int, rounds: int = ROUNDS) -> float:
-        times = []
-        for _ in range(rounds):
-            begun = time.perf_counter()
-            jax.block_until_ready(compiled(x, np.int32(count)))
-            times.append(time.perf_counter() - begun)
-        return min(times)
+        return min(
+            timeit.repeat(
+                lambda: jax.block_until_ready(compiled(x, np.int32(count))),
+                number=1,
+                repeat=rounds,
+            )
+        )
 
     run(1, 1)  # the first run loads the program
     idle, count = run(0), 1
