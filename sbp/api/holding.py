@@ -120,8 +120,9 @@ class Holding:
         for i, x in enumerate(leaves):
             array: Any = x
             source = x.parts if isinstance(x, Padded) else x
-            if isinstance(x, Partial):
-                array = _parts(x, self.mesh)
+            if isinstance(x, Partial):  # on a mesh axis of size 1, the one part is the value
+                same = x.parts.shape == self.shape(i)
+                array = x.parts if same else x.parts.reshape(self.shape(i))
             elif isinstance(x, Padded) and self._is_here(x, i):
                 array = source
                 whole.add(i)
@@ -249,14 +250,3 @@ def plain(tree: Any) -> Any:
 
 def _part_sizes(t: NdSbp, mesh: Mesh) -> list[int]:
     return [int(mesh.shape[axis]) for axis in partial_axes(t, mesh)]
-
-
-def _parts(leaf: Partial, mesh: Mesh) -> Any:
-    """The array that the program takes for a `Partial`: without the leading dims of mesh axes of
-    size 1, on which the one part is the value."""
-    sizes = _part_sizes(leaf.type, mesh)
-    return (
-        leaf.parts
-        if 1 not in sizes
-        else leaf.parts.reshape(*(n for n in sizes if n > 1), *leaf.parts.shape[leaf.rank :])
-    )
