@@ -154,9 +154,7 @@ class SourceWriter(Tracing):
           names: names for its arguments.
           split: for the body of a scan: how many arguments are constants, and how many carries.
         """
-        jaxpr, consts = (
-            (closed, ()) if isinstance(closed, RepeatedBlock) else _jax.open_jaxpr(closed)
-        )
+        jaxpr, consts = _jax.open_jaxpr(closed)
         taken = set[str]().union(self.module, *(s.taken for s in self.scopes))
         name = free_name(wanted, taken)
         self.module.add(name)
@@ -164,7 +162,7 @@ class SourceWriter(Tracing):
         scope = _FunctionNames(self.module, is_block=isinstance(closed, RepeatedBlock))
         scope.taken |= {"carry", "slices"} if split else set()
         self.scopes.append(scope)
-        self.enter(jaxpr, consts, scope)
+        scope.values |= {v: self.constant(x) for v, x in zip(jaxpr.constvars, consts, strict=True)}
         given = names if len(names) == len(jaxpr.invars) else [""] * len(jaxpr.invars)
         ins = [scope.name(v, g or "x") for v, g in zip(jaxpr.invars, given, strict=True)]
         lines, head = list[str](), ins
@@ -182,7 +180,9 @@ class SourceWriter(Tracing):
         self.scopes.pop()
         body = "\n    ".join([f"({', '.join(head)}):", *([f'"""{doc}"""'] if doc else []), *lines])
         order = dict[str, int]()  # equal functions may have other names for their values
-        words = ("".join(group) for _, group in itertools.groupby(body, _is_in_name))
+        words = (
+            "".join(run) for _, run in itertools.groupby(body, lambda c: c.isalnum() or c == "_")
+        )
         key = tuple(order.setdefault(w, len(order)) if w in scope.taken else w for w in words)
         known = self.functions.setdefault(key, name)
         if known == name:
@@ -190,11 +190,6 @@ class SourceWriter(Tracing):
         else:  # the same function was written before
             self.module.remove(name)
         return known
-
-    def enter(self, jaxpr: Any, consts: Sequence[Any], scope: _FunctionNames) -> None:
-        """Enters the arrays that a jaxpr closes over."""
-        for var, value in zip(jaxpr.constvars, consts, strict=True):
-            scope.values[var] = self.constant(value)
 
     def constant(self, value: Any) -> str:
         """An array that the program closes over, as an expression."""
@@ -423,7 +418,7 @@ class SourceWriter(Tracing):
     def inline(self, eqn: Any, closed: Any, scope: _FunctionNames) -> Iterator[str]:
         """The lines of the operations of a call."""
         jaxpr, consts = _jax.open_jaxpr(closed)
-        self.enter(jaxpr, consts, scope)
+        scope.values |= {v: self.constant(x) for v, x in zip(jaxpr.constvars, consts, strict=True)}
         for inner, outer in zip(jaxpr.invars, eqn.invars, strict=True):
             scope.values[inner] = self.value(outer, scope)
         for inner, outer in zip(jaxpr.outvars, eqn.outvars, strict=True):
@@ -569,10 +564,6 @@ class SourceWriter(Tracing):
         }
         lines = "".join(f"        {k}={v},\n" for k, v in given.items())
         return f"jax.shard_map(\n        {body},\n{lines}    )({', '.join(ins)})"
-
-
-def _is_in_name(character: str) -> bool:
-    return character.isalnum() or character == "_"
 
 
 def _one_result(eqn: Any, call: str, parameters: str) -> str:
