@@ -325,14 +325,12 @@ def _is_key(part: ast.expr | None) -> bool:
 
 def _shape(sizes: Sequence[ast.expr], text: str, scope: SymbolicScope) -> tuple[Any, ...]:
     given = ", ".join(map(ast.unparse, sizes))
-    try:
+    whole = all(is_whole(s.value) for s in sizes if isinstance(s, ast.Constant))
+    with contextlib.suppress(ValueError):
         shape = symbolic_shape(given, scope=scope)
-    except ValueError:
-        raise _refused(text, f"has the sizes [{given}]; it is not of the form") from None
-    wrong = (isinstance(s, ast.Constant) and not is_whole(s.value) for s in sizes)
-    if any(wrong) or any(isinstance(size, int) and size < 0 for size in shape):
-        raise _refused(text, f"has the sizes [{given}]; it is not of the form")
-    return tuple(shape)
+        if whole and not any(isinstance(size, int) and size < 0 for size in shape):
+            return tuple(shape)
+    raise _refused(text, f"has the sizes [{given}]; it is not of the form")
 
 
 def _array(name: str, shape: tuple[Any, ...]) -> Any:
@@ -530,10 +528,7 @@ def _check(given: argparse.Namespace) -> Report | str:
             raise
         return Report(program=None, diagnostics=diagnostics_of(error), title=given.target)
     axes = AbstractMesh(tuple(mesh.values()), tuple(mesh)) if mesh else None
-    if given.command == "emit":
-        jitted = _jit(function, axes, given)
-        return _run(lambda: jitted.plan(*args, **kwargs).source(given.output), "")
-    if given.shard_map or given.against:
+    if given.command != "emit" and (given.shard_map or given.against):
         if axes is None:
             raise UsageError("checking a shard_map needs its mesh, such as --mesh data=2,model=4")
         plain = _find(given.against) if given.against else None
@@ -541,6 +536,8 @@ def _check(given: argparse.Namespace) -> Report | str:
             lambda: check_shard_map(function, *args, mesh=axes, against=plain, **kwargs), ""
         )
     jitted = _jit(function, axes, given)
+    if given.command == "emit":
+        return _run(lambda: jitted.plan(*args, **kwargs).source(given.output), "")
     return _run(lambda: jitted.check(*args, **kwargs), "")
 
 
