@@ -205,9 +205,7 @@ def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
     """
     atoms: dict[str, Atom] = {}
     for dim, entry in enumerate(spec.partitions):
-        if entry is None or entry is PartitionSpec.UNCONSTRAINED:
-            continue
-        names = (entry,) if isinstance(entry, str) else tuple(entry)
+        names = axes_of_entry(entry)
         twice = [n for n in names if n in atoms or names.count(n) > 1]
         if twice:
             raise SbpError(
@@ -231,6 +229,12 @@ def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
             if name in atoms
         }
     return NdSbp(atoms)
+
+
+def axes_of_entry(entry: Any) -> tuple[str, ...]:
+    """The mesh axes that an entry of a PartitionSpec names."""
+    names = () if entry in (None, PartitionSpec.UNCONSTRAINED) else entry
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _pin_of(type: Any, atoms: dict[str, Atom], ndim: int, reduce_dtype: str | None) -> Pin | None:

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.annotations import as_type
+from sbp.annotations import as_type, axes_of_entry
 from sbp.errors import SbpError
 from sbp.signatures import traits_of
 from sbp.signatures.kernels.shards import reduce_dims
@@ -72,7 +72,7 @@ def axes_by_dim(spec: Any, rank: int, names: Sequence[str]) -> list[tuple[str, .
     """The mesh axes that split each dim, outermost first."""
     if isinstance(spec, NdSbp):
         return [tuple(a for a in names if spec.get(a) == Split(d)) for d in range(rank)]
-    return [tuple(map(str, _axes(entry))) for entry in spec] + [()] * (rank - len(spec))
+    return [tuple(map(str, axes_of_entry(entry))) for entry in spec] + [()] * (rank - len(spec))
 
 
 def split_over(spec: Any, mesh_axis: str, dim: int) -> Any:
@@ -84,7 +84,7 @@ def split_over(spec: Any, mesh_axis: str, dim: int) -> Any:
     if isinstance(spec, NdSbp):
         return NdSbp({**spec, mesh_axis: Split(dim)})
     entries = [*spec, *(None for _ in range(dim + 1 - len(spec)))]
-    entries[dim] = (*_axes(entries[dim]), mesh_axis)
+    entries[dim] = (*axes_of_entry(entries[dim]), mesh_axis)
     return type(spec)(*entries)
 
 
@@ -99,13 +99,9 @@ def without(spec: Any, mesh_axis: str) -> Any:
     return type(spec)(
         *(
             kept or None
-            for kept in (tuple(a for a in _axes(entry) if a != mesh_axis) for entry in spec)
+            for kept in (tuple(a for a in axes_of_entry(entry) if a != mesh_axis) for entry in spec)
         )
     )
-
-
-def _axes(entry: Any) -> tuple[Any, ...]:
-    return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 def regions_of(graph: Graph) -> Iterator[Node]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sbp.annotations import Pin, annotate_p, check_rank, from_spec
+from sbp.annotations import Pin, annotate_p, axes_of_entry, check_rank, from_spec
 from sbp.errors import ArgumentValueError, SbpError, Span, nearest
 from sbp.infer.space import from_type, to_type
 from sbp.kinds import show
@@ -59,12 +59,6 @@ def pin_of_sharding(
     return replace(pin, type=t, sharding=None, complete=not free, whole=whole)
 
 
-def _axes_of(entry: Any) -> tuple[str, ...]:
-    """The mesh axes that an entry of a spec names."""
-    names = () if entry in (None, PartitionSpec.UNCONSTRAINED) else entry
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
 def _is_same(own: Mesh, mesh: MeshSpec, ids: np.ndarray | None) -> bool:
     """Whether a mesh has the axes of another one, and its devices where it has any."""
     axes = tuple(map(str, own.axis_names)), tuple(int(n) for n in own.devices.shape)
@@ -76,7 +70,7 @@ def _is_same(own: Mesh, mesh: MeshSpec, ids: np.ndarray | None) -> bool:
 def _check_sizes(sharding: NamedSharding, mesh: MeshSpec) -> None:
     """Checks that the mesh has the axes that a sharding names, of equal size."""
     spec = sharding.spec
-    for axis in (*itertools.chain(*map(_axes_of, spec.partitions)), *sorted(spec.unreduced)):
+    for axis in (*itertools.chain(*map(axes_of_entry, spec.partitions)), *sorted(spec.unreduced)):
         size = int(sharding.mesh.shape[axis])
         if mesh.size(axis) != size:  # an unknown axis raises
             raise SbpError(
@@ -98,7 +92,7 @@ def _type_of_blocks(
         ids = np.arange(mesh.num_devices).reshape(mesh.sizes)
     axes, entries = [str(a) for a in sharding.mesh.axis_names], sharding.spec.partitions
     padded = [*entries, *[None] * len(shape)][: len(shape)]
-    dims = [[axes.index(a) for a in _axes_of(entry)] for entry in padded]
+    dims = [[axes.index(a) for a in axes_of_entry(entry)] for entry in padded]
     own = device_ids(sharding.mesh)
     if not sharding.spec.unreduced and PartitionSpec.UNCONSTRAINED not in entries:
         found = _type_with(own, block_numbers(own.shape, dims), mesh, ids)
