@@ -128,6 +128,18 @@ def lowering_function(primitive: Primitive, platform: str | None) -> Callable[..
     return lambda *args, **params: [function(*args, **params)]
 
 
+class OwnPrimitive(Primitive):
+    """A primitive that runs as a function of arrays, with one result or `many`; `abstract` gives
+    their avals."""
+
+    def __init__(self, name: str, function: Any, abstract: Any, *, many: bool = False) -> None:
+        super().__init__(name)
+        self.multiple_results = many
+        self.def_impl(function)
+        self.def_abstract_eval(abstract)
+        mlir.register_lowering(self, mlir.lower_fun(function, multiple_results=many))
+
+
 def op_name(eqn: Any) -> str:
     """What an equation is called: its primitive's name, after which a Pallas call and
     `custom_partitioning` name their function."""

@@ -289,10 +289,6 @@ def _is_residual(source: Any) -> bool:
 # The tangents of a planned call: a linear function with a planned transpose.
 
 
-pushed_p = _jax.Primitive("sbp_pushed")
-pushed_p.multiple_results = True
-
-
 def _planned(*args: Any, derivative: _Derivative, avals: Any) -> list[Any]:
     return derivative.tangents(*args)
 
@@ -312,9 +308,7 @@ def _batch(args: Any, dims: Any, *, derivative: _Derivative, avals: Any) -> Any:
     return outs, [0] * len(outs)
 
 
-pushed_p.def_impl(_planned)
-pushed_p.def_abstract_eval(lambda *_, derivative, avals: avals)
-_jax.mlir.register_lowering(pushed_p, _jax.mlir.lower_fun(_planned, multiple_results=True))
+pushed_p = _jax.OwnPrimitive("sbp_pushed", _planned, lambda *_, derivative, avals: avals, many=True)
 _jax.ad.primitive_jvps[pushed_p] = _jvp
 _jax.ad.primitive_transposes[pushed_p] = _transpose
 _jax.batching.primitive_batchers[pushed_p] = _batch

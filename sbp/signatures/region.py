@@ -24,13 +24,6 @@ from sbp.types import B, Split, Unreduced
 
 # ---- the primitives -----------------------------------------------------------------------------
 
-parts_p = _jax.Primitive("sbp_parts")
-"""x -> [n, *x.shape]: parts whose reduction over the leading dim is x. The first is x, the others
-are neutral elements."""
-
-pick_p = _jax.Primitive("sbp_pick")
-"""[n, ..] -> [..]: one of n equal parts (the first)."""
-
 
 def _parts(x: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
     """`sbp_parts` as a plain function."""
@@ -83,18 +76,21 @@ def _pick_batch(args: Any, dims: Any, **params: Any) -> Any:
     return pick_p.bind(jnp.moveaxis(x, 0, 1) if d == 0 else x, **params), max(d - 1, 0)
 
 
-parts_p.def_impl(_parts)
-parts_p.def_abstract_eval(
-    lambda x, *, mesh_axis, n, monoid: _jax.empty_aval((n, *x.shape), x.dtype)
+parts_p = _jax.OwnPrimitive(
+    "sbp_parts",
+    _parts,
+    lambda x, *, mesh_axis, n, monoid: _jax.empty_aval((n, *x.shape), x.dtype),
 )
-_jax.mlir.register_lowering(parts_p, _jax.mlir.lower_fun(_parts, multiple_results=False))
+"""x -> [n, *x.shape]: parts whose reduction over the leading dim is x. The first is x, the others
+are neutral elements."""
 _jax.ad.primitive_jvps[parts_p] = _parts_jvp
 _jax.ad.primitive_transposes[parts_p] = _parts_transpose
 _jax.batching.primitive_batchers[parts_p] = _parts_batch
 
-pick_p.def_impl(_pick)
-pick_p.def_abstract_eval(lambda x, *, mesh_axis: _jax.empty_aval(x.shape[1:], x.dtype))
-_jax.mlir.register_lowering(pick_p, _jax.mlir.lower_fun(_pick, multiple_results=False))
+pick_p = _jax.OwnPrimitive(
+    "sbp_pick", _pick, lambda x, *, mesh_axis: _jax.empty_aval(x.shape[1:], x.dtype)
+)
+"""[n, ..] -> [..]: one of n equal parts (the first)."""
 _jax.ad.deflinear2(pick_p, _pick_transpose)
 _jax.batching.primitive_batchers[pick_p] = _pick_batch
 

@@ -295,8 +295,6 @@ Piece = tuple[int, Any, Any]
 """(operand, start, size): a slice of an operand of `join_slices` along its dim; of a scalar
 operand, `size` copies."""
 
-join_slices_p = _jax.Primitive("join_slices")
-
 
 def join_slices(*args: Any, dimension: int, pieces: tuple[Piece, ...]) -> Any:
     """Slices of arrays, one after the other.
@@ -324,9 +322,7 @@ def _abstract(*avals: Any, dimension: int, pieces: tuple[Piece, ...]) -> Any:
     return array.update(shape=(*array.shape[:dimension], size, *array.shape[dimension + 1 :]))
 
 
-join_slices_p.def_impl(join_slices)
-join_slices_p.def_abstract_eval(_abstract)
-_jax.mlir.register_lowering(join_slices_p, _jax.mlir.lower_fun(join_slices, multiple_results=False))
+join_slices_p = _jax.OwnPrimitive("join_slices", join_slices, _abstract)
 
 
 # ---- joins --------------------------------------------------------------------------------------
