@@ -194,8 +194,7 @@ def library_of(traceback: Any) -> tuple[str, ...]:
 def _below_user(traceback: Any) -> list[Any]:
     """The code of JAX's functions below the user's innermost frame, innermost first."""
     codes = traceback.raw_frames()[0] if traceback else ()
-    is_user = source_info_util.is_user_filename
-    return list(itertools.takewhile(lambda code: not is_user(code.co_filename), codes))
+    return list(itertools.takewhile(lambda code: not of_user(code), codes))
 
 
 def called_by_user(source_info: Any, function: str) -> bool:
@@ -263,7 +262,7 @@ def caller_span() -> Span | None:
 def raising_span(error: BaseException) -> Span | None:
     """The user's innermost line in the traceback of an error."""
     codes = [(t.tb_frame.f_code, t.tb_lasti) for t in tracebacks(error)]
-    users = [c for c in codes if source_info_util.is_user_filename(c[0].co_filename)]
+    users = [c for c in codes if of_user(c[0])]
     return _span_of(source_info_util.raw_frame_to_frame(*users[-1])) if users else None
 
 
