@@ -477,8 +477,7 @@ class SbpError(Exception):
 
     def __reduce__(self) -> Any:
         # What is raised in another process comes back with its code and its diagnostics.
-        kept = self.__dict__.keys() - {"slip", "refutation"}
-        state = {name: value for name, value in self.__dict__.items() if name in kept}
+        state = {k: v for k, v in vars(self).items() if k not in ("slip", "refutation")}
         return type(self).__new__, (type(self), *self.args), state
 
     def about(self, subject: str) -> "SbpError":
