@@ -31,12 +31,17 @@ from sbp.kinds import (
     is_whole,
     leaves_of,
     made_of,
+    refuse_unless,
     show,
     takes,
 )
 from sbp.types import Atom, B, NdSbp, Split
 
 _FREE = Kind('a collection of mesh axes, such as ["pod"]', AXES.accepts)
+_LEAF = Kind(
+    'a tuple of dim names, such as ("batch", None), or None',
+    lambda x: x is None or (type(x) is tuple and all(n is None or isinstance(n, str) for n in x)),
+)
 
 DimName = str | None
 """The name of a dim; None for a dim without a name, which no layout splits."""
@@ -218,16 +223,10 @@ class Layout(Mapping[str, tuple[str, ...]]):
         >>> Layout(d_ff="model").types({"w": ("d_model", "d_ff"), "b": ("d_ff",), "scale": ()})
         {'b': model:S(0), 'scale': B, 'w': model:S(1)}
         """
-
-        def type_of(leaf: Any) -> NdSbp | None:
-            if leaf is None:
-                return None
-            if not _is_names(leaf):
-                raise _LEAF.refusal("Layout.types", "leaf of names", leaf)
-            return self.type(*leaf, free=free)
-
-        leaves, tree = leaves_of(names, "Layout.types: `names`", _is_names)
-        return jax.tree.unflatten(tree, list(map(type_of, leaves)))
+        leaves, tree = leaves_of(names, "Layout.types: `names`", _LEAF.accepts)
+        refuse_unless(_LEAF, "Layout.types", "leaf of names", leaves)
+        found = [None if leaf is None else self.type(*leaf, free=free) for leaf in leaves]
+        return jax.tree.unflatten(tree, found)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -363,13 +362,6 @@ def fully_sharded(*mesh_axes: str, padded: bool = False) -> FullySharded:
     if not mesh_axes:
         raise SbpError('fully_sharded needs a mesh axis: fully_sharded("data")')
     return FullySharded(mesh_axes, padded)
-
-
-_LEAF = Kind('a tuple of dim names, such as ("batch", None), or None', lambda x: _is_names(x))
-
-
-def _is_names(x: Any) -> bool:
-    return x is None or (type(x) is tuple and all(n is None or isinstance(n, str) for n in x))
 
 
 def _axes_of(name: Any, value: Any) -> tuple[str, ...]:
