@@ -240,13 +240,8 @@ class PaddedType:
     type: Any
 
     def __repr__(self) -> str:
-        match self.type:
-            case None:
-                return "sbp.padded()"
-            case str() | NdSbp():
-                return f"sbp.padded({str(self.type)!r})"
-            case _:
-                return f"sbp.padded({self.type!r})"
+        shown = str(self.type) if isinstance(self.type, NdSbp) else self.type
+        return f"sbp.padded({'' if shown is None else repr(shown)})"
 
 
 @takes("sbp.padded")
