@@ -98,12 +98,6 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def are_names(value: Any) -> bool:
-    """Whether a value is a collection of names, which can be read more than once."""
-    collection = isinstance(value, Sequence | AbstractSet | Mapping)
-    return collection and not isinstance(value, str) and all(isinstance(v, str) for v in value)
-
-
 FUNCTION = Kind("a function", callable)
 WHOLE_NUMBER = Kind("a whole number", is_whole)
 NUMBER = Kind(
@@ -135,7 +129,14 @@ def can_name(mesh_axis: str) -> bool:
     return bool(mesh_axis) and not any(c.isspace() or c in NO_AXIS_NAME for c in mesh_axis)
 
 
-AXES = Kind('a collection of names of mesh axes, such as ("data", "model")', are_names)
+AXES = Kind(  # a collection can be read more than once
+    'a collection of names of mesh axes, such as ("data", "model")',
+    lambda x: (
+        isinstance(x, Sequence | AbstractSet | Mapping)
+        and not isinstance(x, str)
+        and all(isinstance(v, str) for v in x)
+    ),
+)
 
 
 def or_none(kind: Kind) -> Kind:
