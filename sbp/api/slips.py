@@ -105,7 +105,8 @@ def _corrections(error: SbpError, options: JitOptions) -> Iterator[Change]:
     wrong, likely = error.slip or (None, ())
     at = argument_span(options.at, option) if option else error.span or _jax.raising_span(error)
     for right in likely:
-        old, new = _source_text(wrong), _source_text(right)
+        # The source has the dim of a split.
+        old, new = (v.dim if isinstance(v, Split) else v for v in (wrong, right))
         written = [(edit, "") for edit in (constants_in(at, old, new) if at else ())]
         text = f"write {show(new)} for {show(old)}"
         if option:
@@ -165,11 +166,6 @@ def _change(
         ),
         make=lambda: changed,
     )
-
-
-def _source_text(value: Any) -> Any:
-    """A value as the source has it: the dim of a split."""
-    return value.dim if isinstance(value, Split) else value
 
 
 def _swaps(option: str, options: JitOptions) -> Iterator[Change]:
