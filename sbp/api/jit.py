@@ -30,7 +30,7 @@ from sbp.api.holding import plain
 from sbp.api.plan import Plan, make_plan
 from sbp.api.slips import diagnose
 from sbp.api.symbolic import sized_report
-from sbp.api.tracing import Traced, shapes_of, traced_call
+from sbp.api.tracing import Traced, traced_call, traced_results
 from sbp.errors import (
     ArgumentError,
     SbpError,
@@ -254,7 +254,8 @@ class Jitted:
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes, dtypes and weak types of what the function returns, as `jax.ShapeDtypeStruct`s.
         The function is traced and not planned."""
-        return shapes_of(*self._read(args, kwargs))
+        results, _ = traced_results(*self._read(args, kwargs))
+        return results.like([leaf.aval for leaf in results.leaves])
 
     def clear_cache(self) -> None:
         """Drops all plans, with their compiled programs."""

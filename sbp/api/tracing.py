@@ -283,12 +283,6 @@ def _under_users_mesh(traced: Callable[[AbstractMesh | None], Found], spec: Mesh
             ) from again
 
 
-def shapes_of(reader: CallReader, signature: CallSignature) -> Any:
-    """What a call returns, as `jax.ShapeDtypeStruct`s."""
-    results, _ = traced_results(reader, signature)
-    return results.like([leaf.aval for leaf in results.leaves])
-
-
 def traced_results(reader: CallReader, signature: CallSignature) -> tuple[Leaves, bool]:
     """What a call returns, with the types that are asked, and whether the function closes over no
     value of a transformation."""
