@@ -200,18 +200,15 @@ def completion_script(shell: str, parents: Mapping[str, Sequence[argparse.Argume
       shell: one of `SHELLS`.
       parents: by command, parsers whose options it takes too.
     """
-    # Helps of these are too long for a shell.
-    file = {"complete": shtab.FILE, "help": None, "metavar": None}
-    names = {
-        "explain": [*CODES, *(word for word in CONCEPT_WORDS if " " not in word)],
-        "signatures": sorted(known_primitives()),
-    }
+    hidden = {"help": None, "metavar": None}  # they are too long for a shell
     replaced: dict[tuple[str, str], Any] = {
-        **{
-            (command, "name"): {"choices": choices, "help": None, "metavar": None}
-            for command, choices in names.items()
+        ("explain", "name"): {
+            "choices": [*CODES, *(word for word in CONCEPT_WORDS if " " not in word)],
+            **hidden,
         },
-        **dict.fromkeys([("check", "target"), ("report", "target")], file),
+        ("signatures", "name"): {"choices": sorted(known_primitives()), **hidden},
+        ("check", "target"): {"complete": shtab.FILE, **hidden},
+        ("report", "target"): {"complete": shtab.FILE, **hidden},
     }
     for action in (a for parsers in parents.values() for p in parsers for a in p._actions):
         if action.dest in _PATHS:
