@@ -244,11 +244,6 @@ def _span_of(frame: Any) -> Span:
     )
 
 
-def name_stack_of(source_info: Any) -> str:
-    """The name stack of an equation, such as `transpose(jvp(mlp))`."""
-    return str(source_info.name_stack)
-
-
 def caller_frames() -> tuple[Span, ...]:
     """The user's frames that are calling sbp now, innermost first."""
     return frames_of(source_info_util.Traceback.get_traceback())
@@ -301,11 +296,6 @@ def empty_aval(
 ) -> ShapedArray:
     """A shaped aval without sharding, of a value in device memory or in host memory."""
     return ShapedArray(tuple(shape), dtype, weak_type=weak_type, memory_space=space_of(host))
-
-
-def is_reference(x: Any) -> bool:
-    """Whether a value is a mutable array, a `Ref`."""
-    return isinstance(x, core.Ref)
 
 
 def plain_aval(aval: Any) -> ShapedArray:
@@ -576,11 +566,6 @@ def without_context_mesh() -> contextlib.AbstractContextManager[Any]:
     are."""
     empty = AbstractMesh((), ())
     return jax.sharding.use_abstract_mesh(empty) if transforming() else jax.set_mesh(None)
-
-
-def jit_is_disabled() -> bool:
-    """Whether `jax.disable_jit` holds."""
-    return bool(config.disable_jit.value)
 
 
 def needs_jit() -> bool:

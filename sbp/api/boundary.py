@@ -461,7 +461,7 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.parts.shape[x.rank :], x.parts.dtype)
     if isinstance(x, Padded):
         return jax.ShapeDtypeStruct(x.shape, x.dtype)
-    if _jax.is_reference(x):
+    if isinstance(x, jax.Ref):
         raise refused(
             f"input {name} is a Ref, which devices cannot share; pass its value, and return the new"
             " one",

@@ -159,7 +159,7 @@ class Jitted:
           SbpTypeError: where the program has no typing.
         """
         flat, tree = leaves_of((args, kwargs), "the arguments")
-        if _jax.jit_is_disabled():
+        if getattr(jax.config, "jax_disable_jit", False):
             return self._inlined(args, kwargs)
         if _jax.transforming() or any(isinstance(x, _jax.Tracer) for x in flat):
             return self._call_composed(flat, args, kwargs)

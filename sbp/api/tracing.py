@@ -373,7 +373,7 @@ def _refuse_traced(graph: Graph, name: str) -> None:
                 " traces; pass it as an argument",
                 TypeError,
             )
-        if isinstance(operand, Constant) and _jax.is_reference(operand.value):
+        if isinstance(operand, Constant) and isinstance(operand.value, jax.Ref):
             raise SbpError(
                 f"{name} closes over a Ref, which devices cannot share; pass its value as an"
                 " argument, and return the new one",

@@ -419,7 +419,7 @@ class _Builder:
             env[var] = Constant(value, _jax.plain_aval(var.aval))
         for eqn in body.eqns:
             name = eqn.primitive.name
-            own = _jax.name_stack_of(eqn.source_info)
+            own = str(eqn.source_info.name_stack)  # such as `transpose(jvp(mlp))`
             at = replace(
                 within,
                 frames=self.frames_of(eqn) or within.frames,
