@@ -140,6 +140,18 @@ class OwnPrimitive(Primitive):
         mlir.register_lowering(self, mlir.lower_fun(function, multiple_results=many))
 
 
+def set_rules(
+    primitive: Primitive,
+    jvp: Callable[..., Any],
+    transpose: Callable[..., Any],
+    batch: Callable[..., Any],
+) -> None:
+    """Gives a primitive its rules for derivatives and `jax.vmap`."""
+    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_transposes[primitive] = transpose
+    batching.primitive_batchers[primitive] = batch
+
+
 def op_name(eqn: Any) -> str:
     """What an equation is called: its primitive's name, after which a Pallas call and
     `custom_partitioning` name their function."""

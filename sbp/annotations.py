@@ -109,9 +109,7 @@ def _batch(args: Any, dims: Any, *, pin: Pin | None, cotangent: Pin | None, at: 
 annotate_p.def_impl(lambda x, **_: x)
 annotate_p.def_abstract_eval(lambda aval, **_: aval)
 _jax.mlir.register_lowering(annotate_p, lambda ctx, x, **_: [x])
-_jax.ad.primitive_jvps[annotate_p] = _jvp
-_jax.ad.primitive_transposes[annotate_p] = _transpose
-_jax.batching.primitive_batchers[annotate_p] = _batch
+_jax.set_rules(annotate_p, _jvp, _transpose, _batch)
 
 
 def bind_pin(x: Any, pin: Pin | None, cotangent: Pin | None = None) -> Any:

@@ -309,6 +309,4 @@ def _batch(args: Any, dims: Any, *, derivative: _Derivative, avals: Any) -> Any:
 
 
 pushed_p = _jax.OwnPrimitive("sbp_pushed", _planned, lambda *_, derivative, avals: avals, many=True)
-_jax.ad.primitive_jvps[pushed_p] = _jvp
-_jax.ad.primitive_transposes[pushed_p] = _transpose
-_jax.batching.primitive_batchers[pushed_p] = _batch
+_jax.set_rules(pushed_p, _jvp, _transpose, _batch)

@@ -83,9 +83,7 @@ parts_p = _jax.OwnPrimitive(
 )
 """x -> [n, *x.shape]: parts whose reduction over the leading dim is x. The first is x, the others
 are neutral elements."""
-_jax.ad.primitive_jvps[parts_p] = _parts_jvp
-_jax.ad.primitive_transposes[parts_p] = _parts_transpose
-_jax.batching.primitive_batchers[parts_p] = _parts_batch
+_jax.set_rules(parts_p, _parts_jvp, _parts_transpose, _parts_batch)
 
 pick_p = _jax.OwnPrimitive(
     "sbp_pick", _pick, lambda x, *, mesh_axis: _jax.empty_aval(x.shape[1:], x.dtype)
