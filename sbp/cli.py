@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sbp.commands.calibrate import calibrate, calibrate_parser
+from sbp.commands.calibrate import calibrate_parser
 from sbp.commands.command_line import (
     COMMANDS,
     command_parser,
@@ -35,6 +35,7 @@ from sbp.source.reader import shorten
 from sbp.version import VERSION
 
 _PROGRAMS: Mapping[str, tuple[str, str]] = {
+    "calibrate": ("sbp.commands.calibrate", "calibrate"),
     "train": ("examples.gshard.train", "main"),
     "check": ("examples.gshard.check", "main"),
     "curves": ("examples.gshard.curves", "main"),
@@ -44,8 +45,8 @@ _PROGRAMS: Mapping[str, tuple[str, str]] = {
     "evaluate": ("examples.gshard.commands", "evaluate_run"),
 }
 """Commands with a command line of their own, a module and its function, imported when asked for.
-They are only in a checkout, and need the `gshard` extra. `sbp check` is also a command for
-FILE:FUNCTION."""
+All but the first are only in a checkout, and need the `gshard` extra. `sbp check` is also a command
+for FILE:FUNCTION."""
 
 _TRAIN_OPTIONS = ("examples.gshard.options", "train_parser")
 _PARSERS: Mapping[str, Sequence[tuple[str, str]]] = {
@@ -88,8 +89,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                     code="unknown-option",
                 )
             return _load(name, *_PROGRAMS[name])(rest)
-        if name == "calibrate":
-            return calibrate(rest)
         if name and not name.startswith("-") and name not in COMMANDS:
             raise SbpError(f"no command {name!r}{nearest(name, COMMANDS)}", code="unknown-option")
         parser = command_parser(VERSION)
