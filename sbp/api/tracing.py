@@ -74,21 +74,20 @@ def tied_outputs(signature: CallSignature, results: Leaves) -> tuple[tuple[int, 
       results: what it returns.
     """
     left, pairs = results_of(results.tree), list[tuple[int, int]]()
+    outs, ins = (
+        [(leaf.aval.shape, leaf.aval.dtype) for leaf in part.leaves]
+        for part in (results, signature)
+    )
 
     def is_donated(argument: tuple[Any, range]) -> bool:
         return any(signature.leaves[i].donated for i in argument[1])
-
-    def shape(leaf: Leaf) -> tuple[Any, ...]:
-        return leaf.aval.shape, leaf.aval.dtype
 
     for tree, taken in sorted(arguments_of(signature.tree), key=is_donated, reverse=True):
         if jax.tree_util.treedef_is_leaf(tree) and not is_donated((tree, taken)):
             continue
         for result, returned in left:
             each = list(zip(returned, taken, strict=False))
-            if result == tree and all(
-                shape(results.leaves[o]) == shape(signature.leaves[i]) for o, i in each
-            ):
+            if result == tree and all(outs[o] == ins[i] for o, i in each):
                 left.remove((result, returned))
                 pairs += [(o, i) for o, i in each if results.leaves[o].is_free]
                 break
