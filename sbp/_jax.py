@@ -239,10 +239,7 @@ def in_backward_rule(source_info: Any) -> bool:
     """Whether the rule of a `custom_vjp` made an equation of a backward pass. Such an equation has
     the traceback of the call in the forward pass."""
     below = _below_user(source_info.traceback)
-    return any(code.co_filename == _CUSTOM_DERIVATIVES for code in below)
-
-
-_CUSTOM_DERIVATIVES = os.path.join(_LIBRARY, "custom_derivatives.py")
+    return any(code.co_filename == f"{_LIBRARY}custom_derivatives.py" for code in below)
 
 
 def _span_of(frame: Any) -> Span:

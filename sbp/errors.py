@@ -213,8 +213,6 @@ def nearest(name: object, known: Iterable[str], limit: int | None = None) -> str
 # ---- errors -------------------------------------------------------------------------------------
 
 
-Severity = Literal["error", "warning", "note"]
-
 CODES: dict[str, str] = {
     "no-signature": "an operator has no signature for the types its operands are pinned to",
     "annotation-conflict": "two annotations cannot both hold under the boxing policy",
@@ -366,7 +364,7 @@ class Diagnostic:
     helps."""
 
     code: str
-    severity: Severity
+    severity: Literal["error", "warning", "note"]
     title: str
     labels: tuple[Label, ...] = ()
     rule: str = ""

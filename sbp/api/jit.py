@@ -357,18 +357,14 @@ class JittedMethod:
 _NO_FUNCTION: Any = object()
 
 
-_GONE = {
-    "abstracted_axes": (
-        "JAX has no such argument any more. For symbolic sizes, call `check` with shapes of"
-        " jax.export.symbolic_shape"
-    )
-}
-"""What became of arguments that a `jax.jit` once took."""
-
-
 @takes(
     "sbp.jit",
-    _GONE,
+    {  # `jax.jit` once took it
+        "abstracted_axes": (
+            "JAX has no such argument any more. For symbolic sizes, call `check` with shapes of"
+            " jax.export.symbolic_shape"
+        )
+    },
     fn=Kind(
         "a function, with the mesh after it, as in sbp.jit(f, mesh), or by name, as in"
         " @sbp.jit(mesh=mesh)",

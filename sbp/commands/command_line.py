@@ -228,9 +228,6 @@ _PATHS: Mapping[str, Any] = {
 # and `--mesh data=2,model=4`.
 
 
-FORM = "float32[8,16], int32[8]"
-"""The form that errors quote."""
-
 _SHORT = {"key": "key", "bool": "bool_", "bf16": "bfloat16"} | {
     f"{letter}{bits}": f"{name}{bits}"
     for letter, name, widths in (
@@ -287,7 +284,7 @@ def _scalars(text: str) -> str:
 
 
 def _refused(text: str, why: str) -> SbpError:
-    return UsageError(f"--args {text!r} {why} {FORM!r}")
+    return UsageError(f"--args {text!r} {why} 'float32[8,16], int32[8]'")
 
 
 def _value(part: ast.expr, text: str, scope: SymbolicScope) -> Any:
