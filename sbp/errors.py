@@ -205,9 +205,8 @@ def nearest(name: object, known: Iterable[str], limit: int | None = None) -> str
     close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
     if close:
         return f'; did you mean "{close[0]}"?'
-    rest = len(options[limit:]) if limit else 0
-    more = f" and {rest} more" if rest else ""
-    return f"; known: {', '.join(o[:80] for o in options[:limit])}{more}" if options else ""
+    shown = listed((option[:80] for option in options), limit or len(options))
+    return f"; known: {shown}" if options else ""
 
 
 # ---- errors -------------------------------------------------------------------------------------
