@@ -217,10 +217,8 @@ class _Derivative:
         """The results, and the residuals that are neither arguments nor constants."""
 
         def smooth(*moving: Any) -> tuple[list[Any], list[Any]]:
-            full = list(flat)
-            for i, x in zip(self._moving, moving, strict=True):
-                full[i] = x
-            outs = jax.tree.leaves(self._call(*full))
+            given = dict(zip(self._moving, moving, strict=True))
+            outs = jax.tree.leaves(self._call(*(given.get(i, x) for i, x in enumerate(flat))))
             return [outs[o] for o in self._smooth], outs
 
         moving = [flat[i] for i in self._moving]
