@@ -419,16 +419,20 @@ class SourceWriter(Tracing):
         """The lines of the operations of a call."""
         jaxpr, consts = _jax.open_jaxpr(closed)
         scope.values |= {v: self.constant(x) for v, x in zip(jaxpr.constvars, consts, strict=True)}
-        for inner, outer in zip(jaxpr.invars, eqn.invars, strict=True):
-            scope.values[inner] = self.value(outer, scope)
+        scope.values |= {
+            inner: self.value(outer, scope)
+            for inner, outer in zip(jaxpr.invars, eqn.invars, strict=True)
+        }
         for inner, outer in zip(jaxpr.outvars, eqn.outvars, strict=True):
             if not is_literal(inner) and outer in scope.hints:
                 scope.hints.setdefault(inner, scope.hints[outer])
             if outer in scope.nested and not is_literal(inner):
                 scope.nested.add(inner)
         yield from self.body(jaxpr, scope)
-        for inner, outer in zip(jaxpr.outvars, eqn.outvars, strict=True):
-            scope.values[outer] = self.value(inner, scope)
+        scope.values |= {
+            outer: self.value(inner, scope)
+            for inner, outer in zip(jaxpr.outvars, eqn.outvars, strict=True)
+        }
 
     def type(self, codes: Codes) -> str:
         return repr(to_type(codes, self.mesh))
