@@ -457,14 +457,15 @@ def _show_users_error(error: "UserCodeError", target: str) -> None:
     cause = error.__cause__
     assert cause is not None  # `raise .. from`
     ours = str(Path(sbp.__file__).parent), sysconfig.get_path("stdlib"), "<"
-    frames = traceback.extract_tb(cause.__traceback__)
-    theirs = [not (f.filename.startswith(ours) or in_library(f.filename)) for f in frames]
-    first = theirs.index(True) if any(theirs) else len(frames)
+    frames = itertools.dropwhile(
+        lambda f: f.filename.startswith(ours) or in_library(f.filename),
+        traceback.extract_tb(cause.__traceback__),
+    )
     name = type(cause).__name__
     shown = traceback.format_exception_only(cause)  # of a SyntaxError, the line
     said = "".join(shown) if isinstance(cause, SyntaxError) else f"{name}: {cause}\n"
     print(
-        f"{''.join(traceback.format_list(frames[first:]))}{said}sbp could not check"
+        f"{''.join(traceback.format_list([*frames]))}{said}sbp could not check"
         f" {target}: its code raised {name}.{error}",
         file=sys.stderr,
     )
