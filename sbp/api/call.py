@@ -38,7 +38,7 @@ from sbp.kinds import check_alive, paths_of, show, takes_no_such_call
 from sbp.limits import Budget, Policy, Remat
 from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.run.arrays import Padded, Partial
-from sbp.types import NdSbp
+from sbp.types import B, NdSbp
 
 # ---- parameters ---------------------------------------------------------------------------------
 # Static and donated arguments of a function, read and checked as `jax.jit` does; donated arrays of
@@ -405,10 +405,9 @@ class CallReader:
     ) -> None:
         self.fn, self.mesh, self.options = fn, mesh, options
         self.name, self.spec = function_name(fn), mesh_spec(mesh, options.hardware)
-        named = [("boxing", axis) for axis in options.axis_policies]
-        named += [("budgets", b.axis) for b in options.budgets if b.axis is not None]
-        for option, axis in named:
-            check_axes(NdSbp(free=[axis]), self.spec, option)
+        budgets = [b.axis for b in options.budgets if b.axis is not None]
+        check_axes(NdSbp(dict.fromkeys(options.axis_policies, B)), self.spec, "boxing")
+        check_axes(NdSbp(dict.fromkeys(budgets, B)), self.spec, "budgets")
         for option, types in (
             (options.in_option, options.in_types),
             (options.out_option, options.out_types),
