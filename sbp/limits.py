@@ -6,12 +6,11 @@ and budgets, which forbid collectives.
 'no all_gather above 1.0 MiB in the forward pass'
 """
 
-import dataclasses
 import functools
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 import jax
@@ -84,7 +83,7 @@ class Budget:
 
     def __repr__(self) -> str:
         words = list[str]()
-        for field in dataclasses.fields(self):
+        for field in fields(self):
             value = getattr(self, field.name)
             if value != field.default:
                 whole = isinstance(value, float) and value.is_integer()

@@ -1,11 +1,10 @@
 """A call with symbolic sizes: typed at one choice of sizes, with the typing decided for all."""
 
 import contextlib
-import dataclasses
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -122,7 +121,7 @@ class SizedCall:
     @property
     def signature(self) -> CallSignature:
         """The signature at the chosen sizes."""
-        return dataclasses.replace(
+        return replace(
             self.symbolic,
             leaves=_with_sizes(self.symbolic, numbers(self.point)),
             key=("at", tuple(sorted(self.point.items())), self.symbolic.key),
@@ -142,7 +141,7 @@ class SizedCall:
                 " other sizes"
             )
             raise SbpTypeError(
-                [dataclasses.replace(d, notes=(*d.notes, note)) for d in error.diagnostics]
+                [replace(d, notes=(*d.notes, note)) for d in error.diagnostics]
             ) from None
 
     def trace(self, fn: Callable[..., Any], avals: Any, names: Any) -> tuple[Graph, Any]:
@@ -184,7 +183,7 @@ class SizedCall:
                 if Solver(narrowed).point() is None:
                     where = " at no sizes that are asked for; give it a shape of as many elements"
                     raise _unequal(claim, where)
-        return dataclasses.replace(self, point=_choice(narrowed, self.reader.spec.num_devices))
+        return replace(self, point=_choice(narrowed, self.reader.spec.num_devices))
 
     def decide(self, typing: Typing, results: Leaves) -> Decided:
         """Decides a typing of the traced program for all sizes.
@@ -200,10 +199,10 @@ class SizedCall:
 
             def asked(lift: Lift) -> list[Any]:
                 there = (
-                    dataclasses.replace(leaf, aval=_shape_with(aval, lift))
+                    replace(leaf, aval=_shape_with(aval, lift))
                     for leaf, aval in zip(results.leaves, avals, strict=True)
                 )
-                leaves = dataclasses.replace(results, leaves=tuple(there))
+                leaves = replace(results, leaves=tuple(there))
                 return [leaf.demand for leaf in with_result_types(self.reader, leaves).leaves]
 
             with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
@@ -242,9 +241,7 @@ class SizedCall:
 
 def _with_sizes(leaves: Leaves, of: Callable[[Any], Any]) -> tuple[Leaf, ...]:
     """Leaves with other sizes in place of symbolic ones."""
-    return tuple(
-        dataclasses.replace(leaf, aval=_shape_with(leaf.aval, of)) for leaf in leaves.leaves
-    )
+    return tuple(replace(leaf, aval=_shape_with(leaf.aval, of)) for leaf in leaves.leaves)
 
 
 def _shape_with(aval: Any, of: Callable[[Any], Any]) -> jax.ShapeDtypeStruct:
@@ -350,7 +347,7 @@ def _with_equal(call: SizedCall) -> Iterator[tuple[str, CallSignature]]:
             return jax.export.symbolic_shape(str(d), scope=scope)[0]
 
         key = ("where", term, signature.key)
-        yield term, dataclasses.replace(signature, leaves=_with_sizes(signature, size), key=key)
+        yield term, replace(signature, leaves=_with_sizes(signature, size), key=key)
 
 
 # ---- reports at symbolic sizes ------------------------------------------------------------------
@@ -442,7 +439,7 @@ def _limit_error(found: Decided, report: Report, call: SizedCall) -> Iterator[Di
     notes = [f"this does not hold for {at}: {c.text}" for c in found.limits[:3]]
     if len(found.limits) > 3:
         notes.append(f"{len(found.limits) - 3} more conditions do not hold for all sizes")
-    there = _there(dataclasses.replace(call, point=found.counterexample))
+    there = _there(replace(call, point=found.counterexample))
     helps: tuple[Help, ...] = ()
     if found.terms and found.status == "some" and report.program is not None:
         with contextlib.suppress(ValueError):  # no help where JAX does not accept the constraint

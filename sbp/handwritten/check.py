@@ -5,7 +5,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -483,7 +482,7 @@ class Helper:
             return (), True
         most = 1 if finding.fault.kind in _ONE else SHOWN
         repairs = Repairs(self.mesh, self.sites).of(finding)
-        for variants in islice(repairs, self.tried):
+        for variants in itertools.islice(repairs, self.tried):
             for edit in variants:
                 if edit.place in places or (edit.spare and found):
                     break
@@ -530,7 +529,7 @@ class Helper:
         while findings and len(edits) < CHAINED:
             repairs = Repairs(self.mesh, Sites(compared.graph)).of(findings[0])
             after = None
-            for edit in itertools.chain(*islice(repairs, self.tried)):
+            for edit in itertools.chain(*itertools.islice(repairs, self.tried)):
                 after = compared.of_edited(edit_program(compared.graph, edit, self.sizes))
                 if after is not None and after.meaning > compared.meaning:
                     break

@@ -22,7 +22,6 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from sbp import _jax
-from sbp._jax import of_call, regions_bound_by
 from sbp.errors import SbpInternalError
 from sbp.handwritten import arguments
 from sbp.handwritten.emulation import (
@@ -598,7 +597,7 @@ def trace_on_one_device(
 
     def act(bind: Callable[..., Any], args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         size = dict(params["mesh"].shape).get(axis.name)
-        mine = size == axis.size or (size == 1 and all(map(of_call, params["subfuns"])))
+        mine = size == axis.size or (size == 1 and all(map(_jax.of_call, params["subfuns"])))
         if not mine:  # of another mesh, or the gradient of one that is already alone
             return bind(*args, **params)
         alone = params | {
@@ -608,7 +607,7 @@ def trace_on_one_device(
         return _chain(bind, args, alone, axis) if attempt.chained else bind(*args, **alone)
 
     try:
-        with _jax.own_traces(f"sbp_alone_{next(_TRACES)}"), regions_bound_by(act):
+        with _jax.own_traces(f"sbp_alone_{next(_TRACES)}"), _jax.regions_bound_by(act):
             return call_without_mesh(traced, copied(fn))
     except SbpInternalError:
         raise
