@@ -455,12 +455,11 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
     Raises:
       SbpError: `bad-argument` for an input that is no array.
     """
-    if isinstance(x, Partial | Padded) and x.problem:
-        raise refused(f"input {name} is {x!r} and {x.problem}", ValueError)
-    if isinstance(x, Partial):
-        return jax.ShapeDtypeStruct(x.parts.shape[x.rank :], x.parts.dtype)
-    if isinstance(x, Padded):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    if isinstance(x, Partial | Padded):
+        if x.problem:
+            raise refused(f"input {name} is {x!r} and {x.problem}", ValueError)
+        shape = x.shape if isinstance(x, Padded) else x.parts.shape[x.rank :]
+        return jax.ShapeDtypeStruct(shape, x.parts.dtype)
     if isinstance(x, jax.Ref):
         raise refused(
             f"input {name} is a Ref, which devices cannot share; pass its value, and return the new"
