@@ -125,8 +125,12 @@ class Parameters:
             read = _jax.argument_numbers(fn, signature, static, donated)
             if signature is not None and not open_ended:
                 # A negative number then has a name, as in JAX 0.12.
-                static = _counted(static, read[0][0], len(names))
-                donated = _counted(donated, read[1][0], len(names))
+                static, donated = (
+                    given
+                    if given[0] is None
+                    else (tuple(n % len(names) for n in numbers), given[1])
+                    for given, (numbers, _) in zip((static, donated), read, strict=True)
+                )
                 read = _jax.argument_numbers(fn, signature, static, donated)
         except (TypeError, ValueError) as error:
             kinds = (
@@ -138,12 +142,6 @@ class Parameters:
                 kinds if isinstance(error, TypeError) else sentence(error), error
             ) from error
         return cls(names=names, static=ArgumentChoice(*read[0]), donated=ArgumentChoice(*read[1]))
-
-
-def _counted(
-    given: tuple[Numbers, Names], numbers: tuple[int, ...], count: int
-) -> tuple[Numbers, Names]:
-    return given if given[0] is None else (tuple(n % count for n in numbers), given[1])
 
 
 def sentence(error: Exception) -> str:
