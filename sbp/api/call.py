@@ -468,8 +468,11 @@ class CallReader:
             tuple(
                 (x.aval.shape, x.aval.dtype, x.aval.weak_type, x.memory, x.in_host) for x in leaves
             ),
-            _statics_key(statics),
-            _statics_key(static_kwargs),
+            # With their types, too: 1, 1.0 and True are equal and trace differently.
+            *(
+                tuple((k, type(v), v) for k, v in sorted(static.items()))
+                for static in (statics, static_kwargs)
+            ),
             tuple(leaf.demand for leaf in leaves),
             _jax.trace_key(),
         )
@@ -606,9 +609,3 @@ def _owner(path: KeyPath, heads: Sequence[str]) -> str:
 def _leaf_name(path: KeyPath, heads: Sequence[str]) -> str:
     """The user's name of a leaf at a path in the structure (args, kwargs)."""
     return f"{_owner(path, heads)}{jax.tree_util.keystr(path[2:])}"
-
-
-def _statics_key(statics: Mapping[Any, Any]) -> tuple[tuple[Any, type, Any], ...]:
-    """Static arguments as a key. It has their types, too: 1, 1.0 and True are equal and trace
-    differently."""
-    return tuple((k, type(v), v) for k, v in sorted(statics.items()))
