@@ -5,7 +5,6 @@ import difflib
 import functools
 import io
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from sbp.errors import (
     Diagnostic,
     SbpError,
     SbpTypeError,
-    SbpWarning,
     counted,
     listed,
     noting,
     refused,
+    warn,
 )
 from sbp.explain.faults import explain
 from sbp.explain.relaxations import (
@@ -38,7 +37,6 @@ from sbp.explain.relaxations import (
 )
 from sbp.explain.subjects import ComparedPlan
 from sbp.explain.why import why
-from sbp.frames import users_stacklevel
 from sbp.infer.check import refutation
 from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, takes
 from sbp.plan.certificate import certificate
@@ -526,13 +524,12 @@ class Plan:
         """Gives one warning for the arguments that were moved."""
         if names and not self._moved:
             self._moved = True
-            warnings.warn(
-                f"input-moved: sbp moved {counted(len(names), 'input')} ({listed(names)}) from"
-                " other devices or another layout, and does so again in each call with such arrays;"
-                " put long-lived arrays in plan.in_shardings once, with jax.device_put(x,"
-                " sharding)",
-                SbpWarning,
-                stacklevel=users_stacklevel(),
+            warn(
+                "input-moved",
+                "sbp",
+                f"moved {counted(len(names), 'input')} ({listed(names)}) from other devices or"
+                " another layout, and does so again in each call with such arrays; put long-lived"
+                " arrays in plan.in_shardings once, with jax.device_put(x, sharding)",
             )
 
 
