@@ -364,7 +364,7 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
     ranked = sorted((-local_bytes(graph.avals[v], t, mesh.sizes), (v, t)) for v, t in held)
     notes, rest, labels = dict[str, None](), list[float](), dict[Span, Label]()
     for size, (value, codes) in ranked:
-        text, span = _held_text(names, least, value, codes), _line(names, value)
+        text, span = _held(names, least, value, codes)
         if text in notes or -size < FILLS * peak or len(notes) == SHOWN:
             rest.append(-size)
         else:
@@ -428,14 +428,9 @@ def _remat(least: Program) -> Iterator[Help]:
         )
 
 
-def _line(names: Names, value: int) -> Span | None:
-    """The line that makes a value."""
-    maker = names.maker(value)
-    return users_span(maker) if maker else None
-
-
-def _held_text(names: Names, least: Program, value: int, codes: Codes) -> str:
-    """What a value takes of the memory of a device, and what would make it smaller.
+def _held(names: Names, least: Program, value: int, codes: Codes) -> tuple[str, Span | None]:
+    """What a value takes of the memory of a device and what would make it smaller, in words; and
+    the line that makes it.
 
     Arguments:
       names: the names of the program's values.
@@ -444,22 +439,19 @@ def _held_text(names: Names, least: Program, value: int, codes: Codes) -> str:
       codes: its type there.
     """
     mesh, aval, maker = least.mesh, least.typing.graph.avals[value], names.maker(value)
-    of_line = "a value"
-    if maker is not None and (span := users_span(maker)) is not None:
+    span, of_line = users_span(maker) if maker else None, "a value"
+    if maker and span:
         of_line = f"a value of `{source_text(span, 40) or maker.op}` at line {span.line}"
     text = (
         f"{names.value(value) or of_line} of shape {tuple(aval.shape)} as"
         f" {to_type(codes, mesh)!r} takes {bytes_text(local_bytes(aval, codes, mesh.sizes))} per"
         " device"
     )
-    splits = _splits(aval.shape, codes, mesh)
-    ways = [(local_bytes(aval, c, mesh.sizes), k, c[k]) for k, c in splits]
-    if not ways:
-        return text
-    smaller, k, code = min(ways)
-    return (
-        f"{text}; split as S({code - 1}) on `{mesh.names[k]}`, it would take {bytes_text(smaller)}"
-    )
+    if ways := sorted(_splits(aval, codes, mesh)):
+        size, k, after = ways[0]
+        smaller = f"split as S({after[k] - 1}) on `{mesh.names[k]}`"
+        text += f"; {smaller}, it would take {bytes_text(size)}"
+    return text, span
 
 
 def _freed_pins(least: Program) -> tuple[list[Help], list[PinSite], tuple[str, ...]]:
@@ -511,13 +503,11 @@ def _split_pin(request: Request, site: PinSite, plan: Callable[[Any], Program | 
     value, codes = pinned_value(request.graph, site), tuple(c or 0 for c in site.codes)
     if not isinstance(value, int) or min(codes, default=0) < 0:
         return Tried()
-    aval, mesh = request.graph.avals[value], request.mesh
-    ways = sorted(
-        (local_bytes(aval, after, mesh.sizes), k, after)
-        for k, after in _splits(aval.shape, codes, mesh)
+    changes = [
+        repinned(request, site, wanted_codes(site.codes, {k: after[k]}))
+        for _, k, after in sorted(_splits(request.graph.avals[value], codes, request.mesh))
         if site.codes[k] is not None
-    )
-    changes = [repinned(request, site, wanted_codes(site.codes, {k: t[k]})) for _, k, t in ways]
+    ]
     return tried(changes, plans=len(changes), helps=1, plan=plan)
 
 
@@ -527,18 +517,20 @@ def _pinned_size(request: Request, site: PinSite) -> float:
     return local_bytes(aval, tuple(c or 0 for c in site.codes), request.mesh.sizes)
 
 
-def _splits(shape: tuple[int, ...], codes: Codes, mesh: MeshSpec) -> Iterator[tuple[int, Codes]]:
-    """Types with one more split: of a dim that divides, on a mesh axis where the value is B.
+def _splits(aval: Any, codes: Codes, mesh: MeshSpec) -> Iterator[tuple[float, int, Codes]]:
+    """Types with one more split: of a dim that divides, on a mesh axis where the value is B. Each
+    with the bytes of a shard, and the position of that axis.
 
     Arguments:
-      shape: the shape of the value.
+      aval: shape and dtype of the value.
       codes: its type.
       mesh: the mesh.
     """
     for k, n in enumerate(mesh.sizes):
-        for dim, size in enumerate(local_shape(shape, codes, mesh.sizes)):
+        for dim, size in enumerate(local_shape(aval.shape, codes, mesh.sizes)):
             if n > 1 and codes[k] == 0 and size % n == 0 and size:
-                yield k, tuple(1 + dim if i == k else c for i, c in enumerate(codes))
+                after = tuple(1 + dim if i == k else c for i, c in enumerate(codes))
+                yield local_bytes(aval, after, mesh.sizes), k, after
 
 
 # ---- all mesh axes together ---------------------------------------------------------------------
