@@ -1,7 +1,6 @@
 """Programs with pins dropped, moved to another dim, or put in where the source would have a new
 annotation; changes of the pins that are to blame for a fault, and the edits that make them."""
 
-import ast
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from sbp.infer.space import Code, decode, encode
 from sbp.layout import padded
 from sbp.plan.program import place
 from sbp.source.editing import Part, repin as repinned_source
-from sbp.source.reader import expression_at, position_at, source_text, users_span
+from sbp.source.reader import expression_at, keyword_of, position_at, source_text, users_span
 from sbp.trace.graph import Dataflow, Graph, Node, Operand, group_by
 from sbp.trace.places import CONSTRAINTS
 from sbp.types import Atom, NdSbp, P
@@ -400,11 +399,10 @@ def _serves_others(request: Request, site: PinSite) -> bool:
 
 def _part(request: Request, site: PinSite) -> Part:
     """The part of its annotation that a pin is: `annotate` may pin a result and its cotangent."""
-    call, _ = expression_at(site.span)
-    keywords = call.keywords if isinstance(call, ast.Call) else []
     part = "cotangent" if all(n.backward for n in site.nodes) else "result"
     is_alone = sum(s.span == site.span for s in pin_sites(request)) == 1 and part == "result"
-    return part if not is_alone and any(k.arg == "cotangent" for k in keywords) else "whole"
+    has_both = keyword_of(expression_at(site.span)[0], "cotangent") is not None
+    return part if has_both and not is_alone else "whole"
 
 
 # ---- changes ------------------------------------------------------------------------------------

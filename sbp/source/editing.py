@@ -22,6 +22,7 @@ from sbp.source.reader import (
     function_of,
     innermost,
     is_local,
+    keyword_of,
     line_text,
     name_called,
     names_of_sbp,
@@ -319,9 +320,7 @@ def argument_span(call: Span | None, name: str) -> Span | None:
       call: the call.
       name: the keyword.
     """
-    expression = expression_at(call)[0]
-    keywords = expression.keywords if isinstance(expression, ast.Call) else []
-    part = next((k.value for k in keywords if k.arg == name), None)
+    part = keyword_of(expression_at(call)[0], name)
     if part is None or call is None:
         return None
     span = span_of(part, call.file)
@@ -408,7 +407,7 @@ def sizes_edits(made_at: Span | None, names: Sequence[str], constraints: Sequenc
         return ()
     (call,) = calls
     texts = ", ".join(f'"{c}"' for c in constraints)
-    given = next((k.value for k in call.keywords if k.arg == "constraints"), None)
+    given = keyword_of(call, "constraints")
     if given is not None:
         return (SourceEdit(span=span_of(given, made_at.file), replacement=f"[{texts}]"),)
     whole = span_of(call, made_at.file)

@@ -9,8 +9,6 @@ import ast
 import functools
 import itertools
 import linecache
-import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -437,6 +435,13 @@ def name_called(part: ast.expr | None) -> str:
             return ""
 
 
+def keyword_of(call: ast.AST | None, name: str) -> ast.expr | None:
+    """The argument that a call gives by keyword; None where it gives none, and for what is no
+    call."""
+    keywords = call.keywords if isinstance(call, ast.Call) else []
+    return next((k.value for k in keywords if k.arg == name), None)
+
+
 def source_text(span: Span | None, limit: int = 60) -> str:
     """The source text at a span on one line; empty when there is none."""
     return "" if span is None else shorten(" ".join(exact_text(span).split()), limit)
@@ -462,7 +467,7 @@ def character_index(text: str, column: int) -> int:
 
 def expression_text(span: Span) -> str:
     """The user's expression at a span, joined to one line; empty where there is no source."""
-    text = source_text(span, limit=sys.maxsize)
+    text = " ".join(exact_text(span).split())
     return text.replace("( ", "(").replace(", )", ")").replace(" )", ")")
 
 
@@ -473,10 +478,8 @@ def in_library(file: str) -> bool:
     >>> in_library(path), in_library("train.py")
     (True, False)
     """
-    return _INSTALLED.search(file) is not None
-
-
-_INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
+    path = file.replace("\\", "/")
+    return "/site-packages/" in path or "/dist-packages/" in path
 
 
 def users_span(node: Node) -> Span | None:
