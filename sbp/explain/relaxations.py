@@ -465,7 +465,16 @@ def _freed_pins(least: Program) -> tuple[list[Help], list[PinSite], tuple[str, .
     # What other pins make possible is planned without recomputation, which would take several times
     # as long.
     request, limits = replace(least.request, remat="never"), DiagnosisLimits()
-    sites = sorted(pin_sites(request), key=lambda s: -_pinned_size(request, s))
+    sites = sorted(
+        pin_sites(request),
+        key=lambda s: (
+            -local_bytes(  # with B on the axes that the pin leaves free
+                request.graph.aval(pinned_value(request.graph, s)),
+                tuple(c or 0 for c in s.codes),
+                request.mesh.sizes,
+            )
+        ),
+    )
     drops = {d: [s] for s in sites if (d := without_pins(request, s)).edits}
     (_, most), shown = limits.plans_of(request.size, 1), limits.shown - 1
     plan = functools.partial(best_if_near, full=least)
@@ -509,12 +518,6 @@ def _split_pin(request: Request, site: PinSite, plan: Callable[[Any], Program | 
         if site.codes[k] is not None
     ]
     return tried(changes, plans=len(changes), helps=1, plan=plan)
-
-
-def _pinned_size(request: Request, site: PinSite) -> float:
-    """Bytes of a pinned value on one device, with B on the axes that the pin leaves free."""
-    aval = request.graph.aval(pinned_value(request.graph, site))
-    return local_bytes(aval, tuple(c or 0 for c in site.codes), request.mesh.sizes)
 
 
 def _splits(aval: Any, codes: Codes, mesh: MeshSpec) -> Iterator[tuple[float, int, Codes]]:
