@@ -363,7 +363,7 @@ def looser_policies(request: Request, found: Blamed, position: int) -> Iterator[
         )
     names, own = request.mesh.names, request.axis_policies
     line = users_span(node) if node else None
-    for policy in _looser_than(blamed):
+    for policy in POLICIES[: POLICIES.index(blamed)][::-1]:  # the nearest first
         if origin != "region":
             each, is_whole = own or (None,) * len(names), origin == "program"
             base = policy if is_whole else request.boxing
@@ -376,27 +376,19 @@ def looser_policies(request: Request, found: Blamed, position: int) -> Iterator[
         elif line and (region := under_policy(line, policy, names[position])):
             edits, runs = region
             # The statement, and everything called from it, is in a region of its own.
-            mark = policy_mark(policy, names[position])
             yield (
                 f'put line {line.line} under sbp.policy("{policy}", "{names[position]}")',
                 edits,
-                functools.partial(_rescoped, f"{{}}/{mark}".format, runs),
+                functools.partial(_marked, policy_mark(policy, names[position]), runs),
             )
 
 
-def _looser_than(policy: Policy) -> tuple[Policy, ...]:
-    """The policies that allow more than a policy, the nearest first."""
-    return POLICIES[: POLICIES.index(policy)][::-1]
-
-
-def _rescoped(
-    scope: Callable[[str], str], concerns: Callable[[Sequence[Span]], bool], request: Request
-) -> Request:
-    """The program with other scopes of some nodes, and of all nodes in their bodies.
+def _marked(mark: str, concerns: Callable[[Sequence[Span]], bool], request: Request) -> Request:
+    """The program with a mark in the scopes of some nodes, and of all nodes in their bodies.
 
     Arguments:
-      scope: gives the new scope for the old one.
-      concerns: whether a node with these frames has a new scope.
+      mark: the last part of their scopes.
+      concerns: whether a node with these frames has it.
       request: the program.
     """
 
@@ -408,11 +400,11 @@ def _rescoped(
     }
 
     @rewriting
-    def rescoped(graph: Graph, *_: object) -> Graph:
-        nodes = (replace(n, scope=scope(n.scope)) if n.id in ids else n for n in graph.nodes)
+    def marked(graph: Graph, *_: object) -> Graph:
+        nodes = (replace(n, scope=f"{n.scope}/{mark}") if n.id in ids else n for n in graph.nodes)
         return replace(graph, nodes=tuple(nodes))
 
-    return replace(request, graph=rescoped(request.graph))
+    return replace(request, graph=marked(request.graph))
 
 
 # ---- order --------------------------------------------------------------------------------------
