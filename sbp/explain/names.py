@@ -13,7 +13,6 @@ from sbp.annotations import annotate_p
 from sbp.errors import SHOWN, Span, listed
 from sbp.infer.constraints import PinSite
 from sbp.infer.space import Code, decode
-from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
 from sbp.source.reader import (
     Position,
@@ -332,18 +331,20 @@ def pinned_value(graph: Graph, site: PinSite) -> Operand:
     return site.nodes[0].outputs[0] if boundary is None else boundary[site.position]
 
 
-def pinned_text(site: PinSite, mesh: MeshSpec, codes: tuple[Code | None, ...] | None = None) -> str:
+def pinned_text(
+    site: PinSite, axes: Sequence[str], codes: tuple[Code | None, ...] | None = None
+) -> str:
     """The atoms that a pin asks, such as `data:S(0) tensor:B`.
 
     Arguments:
       site: the pin.
-      mesh: the mesh.
+      axes: names of the mesh axes.
       codes: others that it would ask; None for its own.
     """
     seen = next((c for c in site.codes if c is not None and c > 0), None)
     return " ".join(
         f"{axis}:{asked_text(site, c, seen)}"
-        for axis, c in zip(mesh.names, site.codes if codes is None else codes, strict=True)
+        for axis, c in zip(axes, site.codes if codes is None else codes, strict=True)
         if c is not None
     )
 

@@ -669,8 +669,8 @@ def repinned(request: Request, site: PinSite, codes: tuple[Code | None, ...]) ->
     wanted = {k: c for k, c in enumerate(codes) if c != site.codes[k]}
     return Change(
         text=(
-            f"pin {Names(request.graph).site(site)} to {pinned_text(site, request.mesh, codes)}"
-            f" {place_of(site)}"
+            f"pin {Names(request.graph).site(site)} to"
+            f" {pinned_text(site, request.mesh.names, codes)} {place_of(site)}"
         ),
         edits=edits_of(request, site, wanted),
         make=functools.partial(set_pins, request, [(site, wanted)]),

@@ -35,7 +35,6 @@ from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.request import Request
 from sbp.infer.space import Codes, local_bytes, local_shape, to_type
 from sbp.limits import MOST_BYTES, boxing_text
-from sbp.machine.mesh import MeshSpec
 from sbp.plan.fit import best_if_near, best_program
 from sbp.plan.ir import Apply, Register
 from sbp.plan.program import PlannedBox, Program, shape_text
@@ -242,7 +241,7 @@ def _costly(
         severity="warning",
         title=(
             f"pinning {Names(request.graph).site(site)} to"
-            f" {pinned_text(site, request.mesh)} makes the plan {slower} in the"
+            f" {pinned_text(site, request.mesh.names)} makes the plan {slower} in the"
             " cost model"
         ),
         labels=(Label(span=site.span, text=price, primary=True),),
@@ -378,7 +377,7 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         notes[f"{counted(len(rest), 'more value')}: {size} per device in all"] = None
     helps, pins, limited = _freed_pins(least)
     pinned = (
-        Label(span=s.span, text=f"{names.site(s)} is pinned {pinned_text(s, mesh)}")
+        Label(span=s.span, text=f"{names.site(s)} is pinned {pinned_text(s, mesh.names)}")
         for s in pins
         if s.span
     )
@@ -447,7 +446,7 @@ def _held(names: Names, least: Program, value: int, codes: Codes) -> tuple[str, 
         f" {to_type(codes, mesh)!r} takes {bytes_text(local_bytes(aval, codes, mesh.sizes))} per"
         " device"
     )
-    if ways := sorted(_splits(aval, codes, mesh)):
+    if ways := sorted(_splits(aval, codes, mesh.sizes)):
         size, k, after = ways[0]
         smaller = f"split as S({after[k] - 1}) on `{mesh.names[k]}`"
         text += f"; {smaller}, it would take {bytes_text(size)}"
@@ -514,26 +513,26 @@ def _split_pin(request: Request, site: PinSite, plan: Callable[[Any], Program | 
         return Tried()
     changes = [
         repinned(request, site, wanted_codes(site.codes, {k: after[k]}))
-        for _, k, after in sorted(_splits(request.graph.avals[value], codes, request.mesh))
+        for _, k, after in sorted(_splits(request.graph.avals[value], codes, request.mesh.sizes))
         if site.codes[k] is not None
     ]
     return tried(changes, plans=len(changes), helps=1, plan=plan)
 
 
-def _splits(aval: Any, codes: Codes, mesh: MeshSpec) -> Iterator[tuple[float, int, Codes]]:
+def _splits(aval: Any, codes: Codes, sizes: Sequence[int]) -> Iterator[tuple[float, int, Codes]]:
     """Types with one more split: of a dim that divides, on a mesh axis where the value is B. Each
     with the bytes of a shard, and the position of that axis.
 
     Arguments:
       aval: shape and dtype of the value.
       codes: its type.
-      mesh: the mesh.
+      sizes: those of the mesh axes.
     """
-    for k, n in enumerate(mesh.sizes):
-        for dim, size in enumerate(local_shape(aval.shape, codes, mesh.sizes)):
+    for k, n in enumerate(sizes):
+        for dim, size in enumerate(local_shape(aval.shape, codes, sizes)):
             if n > 1 and codes[k] == 0 and size % n == 0 and size:
                 after = tuple(1 + dim if i == k else c for i, c in enumerate(codes))
-                yield local_bytes(aval, after, mesh.sizes), k, after
+                yield local_bytes(aval, after, sizes), k, after
 
 
 # ---- all mesh axes together ---------------------------------------------------------------------
@@ -610,7 +609,7 @@ def _pin_labels(request: Request, needed: Sequence[PinSite]) -> tuple[list[Label
     """
     names, labels, notes = Names(request.graph), list[Label](), list[str]()
     for site in needed:
-        text = f"{names.site(site)} is pinned {pinned_text(site, request.mesh)}"
+        text = f"{names.site(site)} is pinned {pinned_text(site, request.mesh.names)}"
         value = pinned_value(request.graph, site)
         readers = (n.span for n in request.graph.walk() if n.span and value in n.inputs)
         span = site.span or next(readers, None)
