@@ -13,10 +13,10 @@ from typing import Literal
 
 from sbp.annotations import Pin, annotate_p
 from sbp.explain.names import Names
-from sbp.explain.subjects import AtomChange, AxisRow, SourcePlace, ValueName
+from sbp.explain.subjects import AtomChange, AxisRow, SourcePlace, ValueName, changed_axes
 from sbp.infer.accumulation import allowing
 from sbp.infer.pins import pinned_codes
-from sbp.infer.space import Code, decode, encode
+from sbp.infer.space import Code, Codes, decode, encode
 from sbp.plan.program import PlannedBox, Program
 from sbp.signatures import Row, rule_for, traits_of
 from sbp.source.reader import annotated_text, source_text
@@ -251,11 +251,6 @@ class Origins:
             yield at
             at = self._step(at, position)[1]
 
-    def _last(self, value: int, position: int) -> Link:
-        """The last link of a value's chain. Rows quote the origins of their other operands."""
-        *_, last = self._values(value, position)
-        return self._step(last, position)[0][-1]
-
     # ---- names ----------------------------------------------------------------------------------
 
     def label(self, value: Operand) -> ValueName:
@@ -394,17 +389,21 @@ class Origins:
             inner = maker is not None and maker.span == node.span
             if not (inner or operand == node.inputs[first] or self.is_carry(operand)):
                 assert isinstance(operand, int)
-                yield self.label(operand), row.ins[i], self._last(operand, k)
+                *_, last = self._values(operand, k)
+                yield self.label(operand), row.ins[i], self._step(last, k)[0][-1]
 
     # ---- reasons --------------------------------------------------------------------------------
 
-    def reason(self, planned: PlannedBox, change: AtomChange) -> ConversionReason:
-        """Why a conversion stands where it does.
+    def reason(self, planned: PlannedBox, source: Codes, target: Codes) -> ConversionReason:
+        """Why a conversion stands where it does: for the first mesh axis on which it changes
+        something.
 
         Arguments:
           planned: the conversion.
-          change: the change that it, or one of its steps, makes on one mesh axis.
+          source, target: the types before and after it, or before and after one of its steps.
         """
+        axis = changed_axes(source, target)[0]
+        change = AtomChange(axis, source[axis], target[axis])
         maker, value, names = planned.box.maker, planned.box.source.value, self.names
         label = self.label(value)
         if value in names.inputs:

@@ -112,13 +112,6 @@ class AtomChange:
     before: Code
     after: Code
 
-    @classmethod
-    def of(cls, source: Codes, target: Codes) -> "AtomChange":
-        """The change on the first mesh axis on which the types before and after a conversion
-        differ."""
-        axis = changed_axes(source, target)[0]
-        return cls(axis, source[axis], target[axis])
-
 
 def changed_axes(source: Codes, target: Codes) -> list[int]:
     """Positions of the mesh axes on which two types differ."""

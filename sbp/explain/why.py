@@ -14,7 +14,7 @@ from sbp.annotations import annotate_p
 from sbp.errors import SHOWN
 from sbp.explain.origins import ConversionNeed, ConversionReason, Link, Origins
 from sbp.explain.pin_changes import pin_boundary, pin_nodes, pin_subject
-from sbp.explain.subjects import AtomChange, Subject, Subjects, Types, ValueName, changed_axes
+from sbp.explain.subjects import Subject, Subjects, Types, ValueName, changed_axes
 from sbp.infer.check import CheckResult, check
 from sbp.infer.choose import EndCondition
 from sbp.infer.constraints import pin_sites
@@ -398,8 +398,7 @@ class _Inquiry:
     def explain_conversion(self, group: Group, *, tried: bool) -> ExplainedConversion:
         """A conversion with its reason, and a plan with the conversion elsewhere if asked."""
         first, instead = group[0], None
-        change = AtomChange.of(first.box.source.codes, first.box.target.codes)
-        reason = self.origins.reason(first, change)
+        reason = self.origins.reason(first, first.box.source.codes, first.box.target.codes)
         if tried:
             self.planning(self.left)
         if tried and not reason.need.is_forced:

@@ -11,7 +11,6 @@ from sbp.annotations import Pin, annotate_p
 from sbp.errors import listed, position_text
 from sbp.explain.names import Names
 from sbp.explain.origins import ConversionReason, Origins
-from sbp.explain.subjects import AtomChange
 from sbp.infer.rows import seen_codes
 from sbp.infer.space import Code, local_bytes, to_type
 from sbp.plan.ir import Register, Source
@@ -245,7 +244,7 @@ def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Co
             one = _of_operation(program, send)
             groups[one.kind, one.mesh_axes, one.line].append(one)
         else:
-            reason = origins.reason(send.planned, AtomChange.of(send.step.source, send.step.target))
+            reason = origins.reason(send.planned, send.step.source, send.step.target)
             one = _of_conversion(program, send, reason, output_names)
             key = (one.kind, one.mesh_axes, one.changes, one.made)
             groups[*key, one.needed if reason.need.is_read else ()].append(one)
