@@ -254,7 +254,7 @@ def _left_out(program: Program) -> Iterator[str]:
 def hardware_page() -> Page:
     """All hardware that has a name. Figures are those of one JAX device, links those of a chip.
 
-    >>> hardware_page().parts[0].rows[1].cells[:2]
+    >>> hardware_page().parts[0].rows[1][0][:2]
     ('tpu-v3', '61.5')
     """
     made = table_of(

@@ -25,12 +25,8 @@ Cell = str | float
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRow:
-    """Cells, and a sentence below them."""
-
-    cells: tuple[Cell, ...]
-    detail: str = ""
+TableRow = tuple[tuple[Cell, ...], str]
+"""Cells, and a sentence below them; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +72,7 @@ def table(
     """
     names = tuple(headings)
     made = tuple(
-        TableRow(cells=tuple(cells), detail=detail)
-        for cells, detail in zip_longest(rows, details, fillvalue="")
+        (tuple(cells), detail) for cells, detail in zip_longest(rows, details, fillvalue="")
     )
     kept = len(made) if shown is None else min(shown, len(made))
     return Table(
@@ -106,8 +101,8 @@ def table_of(
       shown: the number of rows that are shown; None for all. The others are folded.
       rest: what sums up the items that are folded.
 
-    >>> table_of(["a", "bc"], {"name": str, ">length": lambda t: str(len(t))}).rows[1].cells
-    ('bc', '2')
+    >>> table_of(["a", "bc"], {"name": str, ">length": lambda t: str(len(t))}).rows[1]
+    (('bc', '2'), '')
     """
     every = list(items)
     return table(

@@ -6,7 +6,7 @@ import bisect
 import contextlib
 import html
 from collections.abc import Callable, Iterator, Sequence, Set
-from itertools import accumulate, chain, repeat, zip_longest
+from itertools import accumulate, chain, repeat, starmap, zip_longest
 
 from rich import get_console
 from rich.cells import cell_len
@@ -25,7 +25,6 @@ from sbp.report.parts import (
     Section,
     ShownDiagnostic,
     Table,
-    TableRow,
     pieces,
     plain,
     words,
@@ -124,9 +123,9 @@ def _widths(rows: Sequence[Sequence[str]], fixed: Set[int], width: int) -> list[
 
 def _table(table: Table, width: int) -> Iterator[Text]:
     """A table in columns; where these have no room, without its bars, or row by row."""
-    shares = {i for row in table.rows for i, c in enumerate(row.cells) if isinstance(c, float)}
+    shares = {i for row, _ in table.rows for i, c in enumerate(row) if isinstance(c, float)}
     for bars in (True, False):
-        rows = [[_cell(cell, bars=bars) for cell in row.cells] for row in table.rows]
+        rows = [[_cell(cell, bars=bars) for cell in row] for row, _ in table.rows]
         widths = _widths([table.headings, *rows], table.right | shares, width)
         if sum(widths) + len(GAP) * (len(widths) - 1) <= width:
             break
@@ -134,7 +133,7 @@ def _table(table: Table, width: int) -> Iterator[Text]:
         yield from _records(table, width)
         return
     yield Text(_join(table, table.headings, widths), "dim")
-    for row, texts in zip(table.rows, rows, strict=True):
+    for (_, detail), texts in zip(table.rows, rows, strict=True):
         columns = [
             [text] if i in table.right | shares else wrap(text, w)
             for i, (text, w) in enumerate(zip(texts, widths, strict=True))
@@ -144,7 +143,7 @@ def _table(table: Table, width: int) -> Iterator[Text]:
             line.stylize("bold", 0, len(cells[0]))
             line.highlight_regex(f"[{_EIGHTHS.strip()}]+", "cyan")  # bars
             yield line
-        yield from _lines(row.detail, width, "dim", 4)
+        yield from _lines(detail, width, "dim", 4)
     yield from _lines(table.rest, width, "dim")
 
 
@@ -166,13 +165,13 @@ def _records(table: Table, width: int) -> Iterator[Text]:
     """A table that is too wide for columns: each row by itself, its first cell above the others,
     which stand behind the headings of their columns."""
     yield Text(table.headings[0], "dim")
-    for row in table.rows:
-        first, *others = (_cell(cell, bars=False) for cell in row.cells)
+    for row, detail in table.rows:
+        first, *others = (_cell(cell, bars=False) for cell in row)
         yield from _lines(first, width, "bold")
         pairs = zip(table.headings[1:], others, strict=True)
         said = [f"{heading} {' '.join(cell.split())}" for heading, cell in pairs if cell.strip()]
         yield from _lines("; ".join(said), width, indent=2)
-        yield from _lines(row.detail, width, "dim", 4)
+        yield from _lines(detail, width, "dim", 4)
     yield from _lines(table.rest, width, "dim")
 
 
@@ -423,15 +422,13 @@ def _table_html(table: Table) -> str:
     def cell(tag: str, number: int, inside: str) -> str:
         return _tag(f"{tag}.number" if number in table.right else tag, inside)
 
-    def row_text(row: TableRow) -> str:
-        cells = " ".join(
-            cell("td", i, _cell_html(c, first=i == 0)) for i, c in enumerate(row.cells)
-        )
-        below = _tag("td.detail", _text(row.detail), f'colspan="{len(table.headings)}"')
-        return _tag("tr", cells) + (f"\n{_tag('tr', below)}" if row.detail else "")
+    def row_text(row: Sequence[Cell], detail: str) -> str:
+        cells = " ".join(cell("td", i, _cell_html(c, first=i == 0)) for i, c in enumerate(row))
+        below = _tag("td.detail", _text(detail), f'colspan="{len(table.headings)}"')
+        return _tag("tr", cells) + (f"\n{_tag('tr', below)}" if detail else "")
 
     head = _tag("tr", " ".join(cell("th", i, _text(h)) for i, h in enumerate(table.headings)))
-    rows, folded = ("\n".join(map(row_text, some)) for some in (table.rows, table.folded))
+    rows, folded = ("\n".join(starmap(row_text, some)) for some in (table.rows, table.folded))
     shown = _wide(_tag("table", f"{_tag('thead', head)}<tbody>\n{rows}\n</tbody>"))
     more = _wide(_tag("table.rest", f"<tbody>\n{folded}\n</tbody>"))
     return shown + (_folded(_text(table.rest), more) if table.rest else "")
