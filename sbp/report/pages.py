@@ -71,10 +71,10 @@ def finding(diagnostic: Diagnostic) -> ShownDiagnostic:
     for file, here in group_by(labels, lambda label: label.span.file).items():
         at = here.pop(0) if here[0] is primary else here[0]
         excerpts.append(
-            Excerpt(
-                place=position_text(file, at.span.line, at.span.column),
-                scope=diagnostic.scope if at is primary else "",
-                lines=tuple(_lines(file, here)),
+            (
+                position_text(file, at.span.line, at.span.column),
+                diagnostic.scope if at is primary else "",
+                tuple(_lines(file, here)),
             )
         )
     return ShownDiagnostic(diagnostic=diagnostic, excerpts=tuple(excerpts))

@@ -129,19 +129,9 @@ SourceLine = tuple[int, str | None, tuple[Mark, ...]]
 """The number of a line, its text or None where the source cannot be read, and its marks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Excerpt:
-    """Lines of one file.
-
-    Arguments:
-      place: file:line:column of the primary mark, or of the first mark in the file.
-      scope: the function or region around it, and the pass; empty for files after the first.
-      lines: the lines.
-    """
-
-    place: str
-    scope: str
-    lines: tuple[SourceLine, ...]
+Excerpt = tuple[str, str, tuple[SourceLine, ...]]
+"""Lines of one file: file:line:column of the primary mark, or of the first mark in the file; the
+function or region around it and the pass, empty for files after the first; and the lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,13 +17,13 @@ from sbp.errors import RuleRow
 from sbp.report.parts import (
     FILE_ATTRIBUTES,
     Cell,
-    Excerpt,
     Facts,
     Page,
     Part,
     Picture,
     Section,
     ShownDiagnostic,
+    SourceLine,
     Table,
     pieces,
     plain,
@@ -184,15 +184,17 @@ def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
     head, _, said = first.partition(":")
     yield Text.assemble((head, style), (f":{said}", "bold"))
     yield from (Text(line, "bold") for line in rest)
-    digits = max((len(str(number)) for e in part.excerpts for number, *_ in e.lines), default=1)
+    digits = max(
+        (len(str(number)) for *_, lines in part.excerpts for number, *_ in lines), default=1
+    )
     gutter = " " * (digits + 1)
-    for number, excerpt in enumerate(part.excerpts):
+    for number, (where, scope, lines) in enumerate(part.excerpts):
         arrow = f"{' ' * digits}{':::' if number else '-->'} "
-        place = Text.assemble((arrow, "cyan"), excerpt.place)
-        scope = Text(f"  in {excerpt.scope}" if excerpt.scope else "", "dim")
-        beside = place.cell_len + scope.cell_len <= width
-        yield from [place + scope] if beside else [place, Text(" " * digits) + scope]
-        yield from _excerpt(excerpt, digits, style, width)
+        place = Text.assemble((arrow, "cyan"), where)
+        within = Text(f"  in {scope}" if scope else "", "dim")
+        beside = place.cell_len + within.cell_len <= width
+        yield from [place + within] if beside else [place, Text(" " * digits) + within]
+        yield from _excerpt(lines, digits, style, width)
     if part.excerpts:
         yield Text(f"{gutter}|", "cyan")
     if found.rule:
@@ -207,10 +209,10 @@ def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
         yield from _remark(gutter, kind, text, price, width)
 
 
-def _excerpt(excerpt: Excerpt, digits: int, style: str, width: int) -> Iterator[Text]:
+def _excerpt(lines: Sequence[SourceLine], digits: int, style: str, width: int) -> Iterator[Text]:
     gutter, room = " " * (digits + 1), width - digits - 3
     yield Text(f"{gutter}|", "cyan")
-    for number, text, marks in excerpt.lines:
+    for number, text, marks in lines:
         source = text or ""
         ends = [[cell_len(source[:c].expandtabs(4)) for c in columns] for *columns, _ in marks]
         shown = Text("(no source at hand)" if text is None else text.expandtabs(4))
@@ -453,7 +455,7 @@ def _finding_html(part: ShownDiagnostic) -> str:
     made = [
         f"{_tag(f'b.{found.severity}', f'{found.severity}[{found.code}]')}:"
         f" <b>{_text(found.title)}</b>",
-        *map(_excerpt_html, part.excerpts),
+        *starmap(_excerpt_html, part.excerpts),
         *([rule] if found.rule else []),
         *(f"<div><b>note</b>: {_text(note)}</div>" for note in found.notes),
         *(
@@ -470,10 +472,10 @@ def _rule_row(row: RuleRow) -> str:
     return _tag("tr", f"{atoms} {_tag('td', _text(row.remark))}")
 
 
-def _excerpt_html(excerpt: Excerpt) -> str:
-    digits = max((len(str(number)) for number, *_ in excerpt.lines), default=1)
+def _excerpt_html(where: str, scope: str, lines: Sequence[SourceLine]) -> str:
+    digits = max((len(str(number)) for number, *_ in lines), default=1)
     made: list[str] = []
-    for number, text, marks in excerpt.lines:
+    for number, text, marks in lines:
         shown = "(no source at hand)" if text is None else text
         made.append(f"{number:>{digits}} | {html.escape(shown, quote=False)}")
         for start, end, label in marks:
@@ -481,8 +483,8 @@ def _excerpt_html(excerpt: Excerpt) -> str:
             said = f"{sign * _cells(text or '', start, end)} {html.escape(label.text, quote=False)}"
             mark = _tag(f"{tag}.mark", said, _ISOLATED)
             made.append(f"{' ' * digits} | {_indent((text or '')[:start])}{mark}")
-    scope = f" in {_text(excerpt.scope)}" if excerpt.scope else ""
-    place = _tag("div.place", f"{html.escape(excerpt.place)}{scope}")
+    within = f" in {_text(scope)}" if scope else ""
+    place = _tag("div.place", f"{html.escape(where)}{within}")
     return f"{place}\n" + _tag("pre", "\n".join(made), 'tabindex="0"')
 
 
