@@ -247,8 +247,7 @@ def notes(fault: BlamedFault, node: Node) -> Iterator[str]:
     if lines:
         yield f"the pinned types flow here through {_lines(lines, here)}"
     yield from budget_notes(fault)
-    blamed = policy_to_blame(fault.request, fault.found)
-    if blamed:
+    if blamed := policy_to_blame(fault):
         under, policy, origin = blamed
         at = users_span(under) if under else None
         where = "here" if at is None or at == here else f"at {_lines([at], here)}"

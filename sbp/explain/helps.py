@@ -18,7 +18,6 @@ from sbp.explain.names import result_code
 from sbp.explain.pin_changes import PinChanges, Placed, insert_pins, set_pins, site_in
 from sbp.explain.relaxations import DEARER
 from sbp.infer.accumulation import allowing
-from sbp.infer.check import CheckResult
 from sbp.infer.constraints import POLICY_LITERAL, ReadConstraint
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
@@ -327,14 +326,14 @@ Blamed = tuple[Node | None, Policy, Literal["program", "axis", "region"]]
 program's, that of the mesh axis, or that of a region around the node."""
 
 
-def policy_to_blame(request: Request, fault: CheckResult) -> Blamed | None:
+def policy_to_blame(fault: BlamedFault) -> Blamed | None:
     """The policy that is to blame for a fault: the one where the fault shows, else the one at the
     last place before it. None when no policy is to blame."""
-    position = request.mesh.names.index(fault.mesh_axis)
-    for c in (*fault.sink, *reversed(fault.equations)) if fault.policy else ():
-        policy = c.rules.policies[position]
+    found = fault.found
+    for c in (*found.sink, *reversed(found.equations)) if found.policy else ():
+        policy = c.rules.policies[fault.position]
         if not c.unless and policy != "auto":
-            return c.node, policy, request.origin(c.node, position)
+            return c.node, policy, fault.request.origin(c.node, fault.position)
     return None
 
 
@@ -555,7 +554,7 @@ def _by_policy(fault: BlamedFault, base: Request, plans: int) -> Tried:
       base: the program without the pins of its other faults.
       plans: the most plans.
     """
-    diagnosis, found = fault.diagnosis, policy_to_blame(fault.request, fault.found)
+    diagnosis, found = fault.diagnosis, policy_to_blame(fault)
     changes = (
         change
         for looser in (looser_policies(fault.request, found, fault.position) if found else ())
@@ -568,7 +567,7 @@ def _by_policy(fault: BlamedFault, base: Request, plans: int) -> Tried:
 def _beside_policy(fault: BlamedFault, node: Node) -> Iterator[Change]:
     """Changes of the pins of one of several faults, under each policy that was tried, allows more
     and yet gives no typing: it may mend the other faults, and not this one."""
-    found = len(fault.diagnosis.groups) > 1 and policy_to_blame(fault.request, fault.found)
+    found = len(fault.diagnosis.groups) > 1 and policy_to_blame(fault)
     freed = {(axis, POLICY_LITERAL) for axis in fault.request.mesh.names}
     for text, _, change in looser_policies(fault.request, found, fault.position) if found else ():
         if fault.diagnosis.under_policies.get(text, change) is None:
