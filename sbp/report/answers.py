@@ -22,7 +22,7 @@ from sbp.infer.space import Code, decode
 from sbp.infer.typing import OPTIMAL_GAP
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost, change_text, place
-from sbp.report.parts import Facts, Page, Part, Section, Table, table, table_section
+from sbp.report.parts import Facts, Page, Part, Section, Table, sentences, table, table_section
 from sbp.report.report import Shown
 from sbp.report.wording import (
     atoms_text,
@@ -33,7 +33,6 @@ from sbp.report.wording import (
     place_cell,
     place_text,
     refusal_text,
-    sentences,
     signed_text,
     size_text,
 )

@@ -19,8 +19,9 @@ from sbp.report.facts import (
     counted_bytes,
     input_names,
     tensor,
+    times_text,
 )
-from sbp.report.flows import MOMENTS, ProgramFlows, place_name, traffic
+from sbp.report.flows import MOMENTS, ProgramFlows, branches_text, place_name, traffic
 from sbp.report.parts import (
     CELL,
     COSTLY,
@@ -35,10 +36,10 @@ from sbp.report.parts import (
     Table,
     draw_phases,
     picture,
+    sentences,
     table,
     table_of,
 )
-from sbp.report.wording import branches_text, sentences, times_text
 from sbp.source.reader import shorten
 from sbp.trace.graph import LOOPS, Node
 

@@ -138,6 +138,15 @@ def alike(tensors: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
     ]
 
 
+def times_text(name: str, count: int) -> str:
+    """A name, and how many there are of it where there are several.
+
+    >>> times_text("w", 1), times_text("blocks[*]", 3)
+    ('w', 'blocks[*] (3)')
+    """
+    return name if count == 1 else f"{name} ({count})"
+
+
 def exceptions(tensors: Sequence[Tensor]) -> list[tuple[list[Tensor], NdSbp, int]]:
     """Tensors whose type differs from the type that most layers have for the tensor of the same
     name and shape. Each group has such tensors of one type, the type in the other layers, and how

@@ -33,9 +33,10 @@ from sbp.report.parts import (
     Picture,
     Table,
     picture,
+    sentences,
     table_of,
 )
-from sbp.report.wording import branches_text, sentences, without_number
+from sbp.report.wording import without_number
 from sbp.source.reader import line_text, shorten, users_span
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import CONTROL_FLOW, Dataflow, Node, group_by
@@ -184,6 +185,21 @@ class ProgramFlows:
             for send in stop.sends if stop.bytes else ():
                 found[send.axes, row(stop)] += send.bytes
         return found
+
+
+def branches_text(shown: float, called: float) -> str:
+    """A sentence where places add up to more than a call sends: branches of conditionals do. Empty
+    elsewhere.
+
+    Arguments:
+      shown: bytes at all places.
+      called: bytes of a call.
+
+    >>> branches_text(8.0, 8.0), branches_text(2048.0, 1024.0)
+    ('', 'This counts all branches of conditionals; a call runs one of each and sends 1.0 KiB.')
+    """
+    text = "This counts all branches of conditionals; a call runs one of each and sends {}."
+    return text.format(bytes_text(called)) if shown > called * (1 + 1e-6) else ""
 
 
 def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:

@@ -41,18 +41,16 @@ from sbp.report.parts import (
     ShownDiagnostic,
     SourceLine,
     Table,
+    sentences,
     table,
     table_of,
     table_section,
 )
 from sbp.report.wording import (
-    branches_text,
     bytes_text,
     node_text,
     place_text,
-    sentences,
     size_text,
-    times_text,
 )
 from sbp.signatures import ROUNDED_PARTS
 from sbp.source.reader import character_index, line_text, names_at, shorten, users_span
@@ -369,7 +367,7 @@ def source_page(program: Program, title: str) -> Page:
     head = {
         "each line with the types of its values, and the bytes that a device sends for it per call:"
         f"{sent}{nowhere}": True,
-        branches_text(total, places.called): True,
+        flows.branches_text(total, places.called): True,
     }
     sections = [
         Section(title=f"source of {file_name(file)}", parts=(_lines_table(here, total, most),))
@@ -596,7 +594,7 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
 
     def name(t: facts.Tensor, count: int) -> str:
         marks = sentences({"donated": t.donated, "padded": t.padded}, ", ")
-        return times_text(t.name, count) + (f" ({marks})" if marks else "")
+        return facts.times_text(t.name, count) + (f" ({marks})" if marks else "")
 
     rows = facts.alike(found)
     largest = sorted(rows, key=lambda row: -facts.counted_bytes([row]))[:SHOWN_TENSORS]

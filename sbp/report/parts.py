@@ -161,6 +161,15 @@ Plain = Table | Facts | str
 """A text is a paragraph: a sentence or two."""
 
 
+def sentences(texts: Mapping[str, object], between: str = " ") -> str:
+    """The sentences whose condition holds, one behind the other; empty ones are left out.
+
+    >>> sentences({"It is split.": True, "It is partial.": ()})
+    'It is split.'
+    """
+    return between.join(text for text, condition in texts.items() if text and condition)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
     """A drawing. Terminals show `instead`, and HTML has it folded below the drawing.

@@ -24,9 +24,9 @@ from sbp.report.parts import (
     Point,
     Table,
     picture,
+    sentences,
     table,
 )
-from sbp.report.wording import sentences
 from sbp.run.arrays import Padding
 from sbp.source.reader import shorten
 from sbp.trace.graph import group_by

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from sbp.errors import counted, seconds_text
 from sbp.handwritten.emulation import atom_of
 from sbp.infer.cost import exchanges, local_seconds
-from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Box, walk
 from sbp.plan.program import PHASES, Phase, Phases, Program
 from sbp.report.facts import flops_of
@@ -28,10 +27,10 @@ from sbp.report.parts import (
     Table,
     draw_phases,
     picture,
+    sentences,
     table,
     table_of,
 )
-from sbp.report.wording import sentences
 from sbp.trace.collectives import SHARD_MAP, mesh_sizes
 from sbp.trace.graph import (
     CONTROL_FLOW,
@@ -244,8 +243,8 @@ def causes(found: Schedule) -> list[Interval]:
     return sorted((c for c in sums if c.waited > 0), key=lambda c: -c.waited)
 
 
-def _hardware(mesh: MeshSpec) -> str:
-    return f"{mesh.hardware.name}{mesh.measured or '; nothing was measured'}"
+def _hardware(program: Program) -> str:
+    return f"{program.mesh.hardware.name}{program.mesh.measured or '; nothing was measured'}"
 
 
 # ---- picture ------------------------------------------------------------------------------------
@@ -314,7 +313,7 @@ def _caption(program: Program, found: Schedule) -> str:
             "sbp counts each branch of a conditional as equally likely.": any(
                 n.op in CONTROL_FLOW - LOOPS for n in program.graph.walk()
             ),
-            f"Hardware {_hardware(program.mesh)}.": True,
+            f"Hardware {_hardware(program)}.": True,
         }
     )
 
@@ -541,7 +540,7 @@ def limits_section(program: Program) -> Section:
         f" {_flops_text(found.peak)}/s, the peak of all devices for 16-bit"
         f" products). The modelled time, {seconds_text(found.modelled)}, is spent on"
         f" {', '.join(spent) or 'nothing'}. It is computed by a cost model for hardware"
-        f" {_hardware(program.mesh)}"
+        f" {_hardware(program)}"
     )
     parts = table_of(
         sorted((w for w in found.works if w.total), key=lambda w: -w.total),

@@ -18,30 +18,6 @@ SEGMENT_LIMIT = 44
 """Longest piece of source, in characters, that a sentence quotes."""
 
 
-def branches_text(shown: float, called: float) -> str:
-    """A sentence where places add up to more than a call sends: branches of conditionals do. Empty
-    elsewhere.
-
-    Arguments:
-      shown: bytes at all places.
-      called: bytes of a call.
-
-    >>> branches_text(8.0, 8.0), branches_text(2048.0, 1024.0)
-    ('', 'This counts all branches of conditionals; a call runs one of each and sends 1.0 KiB.')
-    """
-    text = "This counts all branches of conditionals; a call runs one of each and sends {}."
-    return text.format(bytes_text(called)) if shown > called * (1 + 1e-6) else ""
-
-
-def sentences(texts: Mapping[str, object], between: str = " ") -> str:
-    """The sentences whose condition holds, one behind the other; empty ones are left out.
-
-    >>> sentences({"It is split.": True, "It is partial.": ()})
-    'It is split.'
-    """
-    return between.join(text for text, condition in texts.items() if text and condition)
-
-
 def without_number(name: str) -> str:
     """The name of a scope or of a key with a star for the number of a layer.
 
@@ -89,15 +65,6 @@ def common_name(names: Sequence[str]) -> str:
     """
     columns = zip(*(name.split("[") for name in (without_numbers(names[0]), *names)), strict=True)
     return "[".join(first if len({first, *rest}) == 1 else star for star, first, *rest in columns)
-
-
-def times_text(name: str, count: int) -> str:
-    """A name, and how many there are of it where there are several.
-
-    >>> times_text("w", 1), times_text("blocks[*]", 3)
-    ('w', 'blocks[*] (3)')
-    """
-    return name if count == 1 else f"{name} ({count})"
 
 
 def signed_text(value: float, text: Callable[[float], str]) -> str:
