@@ -2,7 +2,7 @@
 that they are tried on."""
 
 import itertools
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -191,6 +191,15 @@ class DiagnosisLimits:
         return max(1, self.work // (size * shown)), max(SHOWN, self.work // size)
 
 
+def applicable(notes: Mapping[str, object]) -> tuple[str, ...]:
+    """The notes whose condition holds.
+
+    >>> applicable({"a budget is small": 1 > 0, "a pin is odd": ()})
+    ('a budget is small',)
+    """
+    return tuple(note for note, condition in notes.items() if condition)
+
+
 def left_out(unshown: int, untried: int) -> tuple[str, ...]:
     """Notes about changes that fix the error and are not shown, and about changes not tried.
 
@@ -198,11 +207,12 @@ def left_out(unshown: int, untried: int) -> tuple[str, ...]:
     (('not shown: 1 more change that fixes this error',), ('not tried: 2 more changes',))
     """
     fix = "fixes" if unshown == 1 else "fix"
-    notes = {
-        f"not shown: {counted(unshown, 'more change')} that {fix} this error": unshown,
-        f"not tried: {counted(untried, 'more change')}": untried,
-    }
-    return tuple(note for note, count in notes.items() if count > 0)
+    return applicable(
+        {
+            f"not shown: {counted(unshown, 'more change')} that {fix} this error": unshown > 0,
+            f"not tried: {counted(untried, 'more change')}": untried > 0,
+        }
+    )
 
 
 # ---- faults -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from sbp.explain.change import (
     BlamedFault,
     Diagnosis,
     DiagnosisLimits,
+    applicable,
     labels_at,
     left_out,
     tried,
@@ -268,7 +269,7 @@ def budget_notes(fault: BlamedFault) -> Iterator[str]:
         yield "sbp looked for a larger size only in the first of these budgets"
 
 
-def limit_notes(fault: BlamedFault, found: FoundHelps, rows: int = 0) -> Iterator[str]:
+def limit_notes(fault: BlamedFault, found: FoundHelps, rows: int = 0) -> tuple[str, ...]:
     """What limits left out of a diagnosis, and which program its helps are priced on.
 
     Arguments:
@@ -276,22 +277,21 @@ def limit_notes(fault: BlamedFault, found: FoundHelps, rows: int = 0) -> Iterato
       found: its helps.
       rows: the number of rows of the rule that come as near as the shown ones.
     """
-    diagnosis = fault.diagnosis
-    if not fault.found.minimal:
-        yield "the solver reached its resource limit, so fewer constraints may be to blame"
-    if rows > 0:
-        yield f"not shown: {counted(rows, 'more row')} of the rule, equally close"
-    yield from left_out(found.unshown, found.untried)
-    if found.helps and not diagnosis.request.reuse:
-        yield (
-            f"the program has {diagnosis.request.size:,} operations, so the prices of helps leave"
-            " out reuse of conversions by the backward pass"
-        )
-    if len(diagnosis.groups) > 1 and any(not h.clears_all_errors for h in found.helps):
-        yield "the price of each help assumes that you fix the other errors"
-    untold = len(diagnosis.groups) - diagnosis.limits.faults
-    if untold > 0:
-        yield f"not shown: at least {counted(untold, 'more error')}"
+    request, errors = fault.request, len(fault.diagnosis.groups)
+    untold = errors - fault.diagnosis.limits.faults
+    return applicable(
+        {
+            "the solver reached its resource limit, so fewer constraints may be to"
+            " blame": not fault.found.minimal,
+            f"not shown: {counted(rows, 'more row')} of the rule, equally close": rows > 0,
+            **dict.fromkeys(left_out(found.unshown, found.untried), True),
+            f"the program has {request.size:,} operations, so the prices of helps leave out reuse"
+            " of conversions by the backward pass": found.helps and not request.reuse,
+            "the price of each help assumes that you fix the other errors": errors > 1
+            and any(not h.clears_all_errors for h in found.helps),
+            f"not shown: at least {counted(untold, 'more error')}": untold > 0,
+        }
+    )
 
 
 def other_pins(fault: BlamedFault) -> list[str]:

@@ -23,6 +23,7 @@ from sbp.errors import (
 from sbp.explain.change import (
     DiagnosisLimits,
     Tried,
+    applicable,
     help_with_price,
     labels_at,
     left_out,
@@ -403,15 +404,17 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
     )
 
 
-def _bodies_kept(least: Program) -> Iterator[str]:
+def _bodies_kept(least: Program) -> tuple[str, ...]:
     """That sbp does not recompute loops, branches and regions, where the program has a gradient."""
     nodes = least.request.graph.nodes
     bodies = any((n.regions or n.op == SHARD_MAP) and not n.backward for n in nodes)
-    if least.request.remat == "auto" and bodies and any(n.backward for n in nodes):
-        yield (
+    return applicable(
+        {
             "sbp does not run loops, branches and regions again in the backward pass;"
-            " jax.checkpoint around them, or in the body of a loop, may save memory"
-        )
+            " jax.checkpoint around them, or in the body of a loop, may save"
+            " memory": least.request.remat == "auto" and bodies and any(n.backward for n in nodes)
+        }
+    )
 
 
 def _remat(least: Program) -> Iterator[Help]:
@@ -571,13 +574,14 @@ def no_typing_together(request: Request, limits: DiagnosisLimits) -> Diagnostic:
             key=lambda h: h.bytes_per_device,
         )
         notes += left_out(len(helps) - limits.shown, sum(t.untried for t in tries))
-    if not is_minimal:
-        notes.append(
-            "some of these pins may not be part of the conflict: with"
-            f" {request.size:,} operations, sbp did not try to drop each of them"
-        )
-    if len(every) > limits.pins:
-        notes.append(f"not shown: {counted(len(every) - limits.pins, 'more pin')}")
+    unshown = len(every) - limits.pins
+    notes += applicable(
+        {
+            f"some of these pins may not be part of the conflict: with {request.size:,} operations,"
+            " sbp did not try to drop each of them": not is_minimal,
+            f"not shown: {counted(unshown, 'more pin')}": unshown > 0,
+        }
+    )
     return Diagnostic(
         code="no-typing",
         severity="error",
