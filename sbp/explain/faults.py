@@ -262,11 +262,11 @@ _FORBIDS: Mapping[str, str] = {
 }
 
 
-def budget_notes(fault: BlamedFault) -> Iterator[str]:
+def budget_notes(fault: BlamedFault) -> tuple[str, ...]:
     """The budgets that are to blame."""
-    yield from (f"the budget: {fault.request.budgets[n]}" for n in fault.found.budgets)
-    if len(fault.found.budgets) > 1:
-        yield "sbp looked for a larger size only in the first of these budgets"
+    numbers = fault.found.budgets
+    only = {"sbp looked for a larger size only in the first of these budgets": len(numbers) > 1}
+    return *(f"the budget: {fault.request.budgets[n]}" for n in numbers), *applicable(only)
 
 
 def limit_notes(fault: BlamedFault, found: FoundHelps, rows: int = 0) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import listed, position_text
+from sbp.explain.change import applicable
 from sbp.explain.names import Names
 from sbp.explain.origins import ConversionReason, Origins
 from sbp.infer.rows import seen_codes
@@ -581,7 +582,7 @@ class _Reading:
         ]
         return ", ".join(said) or "products of activations alone"
 
-    def _stored(self, k: int, roles: Set[str]) -> Iterator[str]:
+    def _stored(self, k: int, roles: Set[str]) -> tuple[str, ...]:
         """What is split only for its memory.
 
         Arguments:
@@ -594,13 +595,15 @@ class _Reading:
         # The weights that products and lookups split, too.
         kept = {n for node, at, n in self.uses.reads if self._taken(node, k)[at] > 0}
         gathered, held = self._share(stored - kept, self.uses.weights), self._share(stored, state)
-        if gathered >= SEEN:
-            some = "" if gathered >= _MOST else f" ({gathered:.0%} of them)"
-            yield f"weights gathered on use (FSDP){some}"
-            if roles.isdisjoint(("tensor", "expert")):
-                yield "not tensor parallel"
-        elif held >= SEEN and held > self._share(kept, self.uses.weights) + SEEN:
-            yield "optimiser split (ZeRO-1)"
+        some = "" if gathered >= _MOST else f" ({gathered:.0%} of them)"
+        is_fsdp, more = gathered >= SEEN, held > self._share(kept, self.uses.weights) + SEEN
+        return applicable(
+            {
+                f"weights gathered on use (FSDP){some}": is_fsdp,
+                "not tensor parallel": is_fsdp and roles.isdisjoint(("tensor", "expert")),
+                "optimiser split (ZeRO-1)": not is_fsdp and held >= SEEN and more,
+            }
+        )
 
     def _share(self, part: Set[int], whole: Set[int]) -> float:
         """The share of some inputs in the bytes of others."""
