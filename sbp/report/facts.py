@@ -177,9 +177,13 @@ def annotated_tensors(program: Program) -> list[Tensor]:
     autodiff and rematerialisation make are one where they have the same type."""
     found: dict[Tensor, None] = {}
     for node in program.graph.walk():
-        if node.op == annotate_p.name and node.params["pin"] is not None and node.stack:
-            span, value = annotation_span(node), node.outputs[0]
-            assert span is not None
+        if (
+            node.op == annotate_p.name
+            and node.params["pin"] is not None
+            and node.stack
+            and (span := annotation_span(node))
+        ):
+            value = node.outputs[0]
             name = shorten(annotated_text(span), SEGMENT_LIMIT) or span_text(span) or "a tensor"
             made = replace(
                 tensor(program, Register(value, program.typing.values[value]), name),
@@ -255,7 +259,16 @@ def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Co
             groups[one.kind, one.mesh_axes, one.line].append(one)
         else:
             reason = origins.reason(send.planned, send.step.source, send.step.target)
-            one = _of_conversion(program, send, reason, output_names)
+            results = [output_name(output_names, n.number) for n in reason.needs if n.is_returned]
+            one = _collective(
+                program.graph,
+                send,
+                (send.planned.box.target.value,),
+                line=_line(reason),
+                made=(maker_text(reason),),
+                needed=() if reason.need.is_returned else (need_text(reason),),
+                returned=(listed(results, 1),) if reason.need.is_returned else (),
+            )
             key = (one.kind, one.mesh_axes, one.changes, one.made)
             groups[*key, one.needed if reason.need.is_read else ()].append(one)
     return _merge(groups)
@@ -290,23 +303,6 @@ def _of_operation(program: Program, send: Send) -> Collective:
         line=place(span) if (span := users_span(node)) else "",
         made=(node_text(node),),
         needed=(needed,),
-    )
-
-
-def _of_conversion(
-    program: Program, send: Send, reason: ConversionReason, output_names: tuple[str, ...]
-) -> Collective:
-    """A collective of a conversion."""
-    assert send.planned is not None
-    results = [output_name(output_names, n.number) for n in reason.needs if n.is_returned]
-    return _collective(
-        program.graph,
-        send,
-        (send.planned.box.target.value,),
-        line=_line(reason),
-        made=(maker_text(reason),),
-        needed=() if reason.need.is_returned else (need_text(reason),),
-        returned=(listed(results, 1),) if reason.need.is_returned else (),
     )
 
 
@@ -347,9 +343,8 @@ def detail(one: Collective, limit: int = 2) -> str:
 def _line(reason: ConversionReason) -> str:
     """The line of the maker; where it has none, that of the reader."""
     for node in (reason.maker, reason.need.node if reason.need.is_read else None):
-        span = users_span(node) if node is not None else None
-        if node is not None and span is not None:
-            span = (annotation_span(node) if node.op == annotate_p.name else None) or span
+        span_of = annotation_span if node and node.op == annotate_p.name else users_span
+        if node and (span := span_of(node)):
             return f"{'the gradient of ' if node.backward else ''}{place(span)}"
     return str(reason.value)
 
