@@ -314,9 +314,11 @@ def _lines(spans: Sequence[Span], here: Span | None) -> str:
     """Lines by number, those of another file with its name."""
     near = sorted({s.line for s in spans if here is None or s.file == here.file})
     far = sorted({place(s) for s in spans if here is not None and s.file != here.file})
-    texts = [f"line{'s' * (len(near) > 1)} {', '.join(map(str, near))}"] if near else []
-    texts += [", ".join(far[:4]) + (" .." if len(far) > 4 else "")] if far else []
-    return " and ".join(texts)
+    texts = {
+        f"line{'s' * (len(near) > 1)} {', '.join(map(str, near))}": near,
+        ", ".join(far[:4]) + (" .." if len(far) > 4 else ""): far,
+    }
+    return " and ".join(applicable(texts))
 
 
 # ---- diagnostics --------------------------------------------------------------------------------

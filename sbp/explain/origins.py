@@ -408,14 +408,16 @@ class Origins:
         label = self.label(value)
         if value in names.inputs:
             label, maker = ValueName(f"input {label.name}", is_source=False), None
-        needs = [self._reader(node, number, change) for node, number in planned.readers()]
-        needs += [self._return(planned, number, change) for number in planned.result_positions()]
+        needs = (
+            *(self._reader(node, number, change) for node, number in planned.readers()),
+            *(self._return(planned, number, change) for number in planned.result_positions()),
+        )
         return ConversionReason(
             value=label,
             maker=maker,
             row=None if maker is None else self.chosen_row(maker, change.axis),
             # Only another conversion may read the value.
-            needs=tuple(needs or [ConversionNeed(kind="conversion", change=change, is_read=False)]),
+            needs=needs or (ConversionNeed(kind="conversion", change=change, is_read=False),),
         )
 
     def chosen_row(self, node: Node, axis: int) -> AxisRow | None:

@@ -363,8 +363,10 @@ class _Inquiry:
         self.left -= deferred
         axes = [k for k, n in enumerate(self.program.mesh.sizes) if n > 1]
         turns = itertools.zip_longest(*([(k, c) for c in self.options(k, codes[k])] for k in axes))
-        asked: list[Wanted] = [((k, None),) for k in axes if self.is_pinned(k)]
-        asked += [(one,) for turn in turns for one in turn if one is not None]
+        asked: list[Wanted] = [
+            *(((k, None),) for k in axes if self.is_pinned(k)),
+            *((one,) for turn in turns for one in turn if one is not None),
+        ]
         singles = {wanted: self.plan(wanted) for wanted in asked[: max(0, self.left)]}
         return Why(
             subject=subject,

@@ -227,8 +227,14 @@ def trace_events(found: Schedule) -> list[dict[str, Any]]:
         events.append(event("loops", loop, f"{loop.node.op} {place.where}", line=place.text))
     for one in found.intervals:
         text, where = one.line
-        facts = {"line": text, "at": where, "pass": one.phase, "bound": one.bound}
-        facts |= {"runs": one.runs, "waited_us": 1e6 * one.waited}
+        facts = {
+            "line": text,
+            "at": where,
+            "pass": one.phase,
+            "bound": one.bound,
+            "runs": one.runs,
+            "waited_us": 1e6 * one.waited,
+        }
         events.append(event(one.lane, one, f"{one.what} {where}", **facts))
     return events
 

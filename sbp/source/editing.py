@@ -284,12 +284,14 @@ def under_policy(
         return None  # it shares a line with another statement
     indent, step = head.decode(), "\t" if head[:1] == b"\t" else "    "
     opened = f'with {names.module}.policy("{policy}", "{axis}"):\n{indent}{step}'
-    edits = [SourceEdit(span=start_of(span), replacement=opened, imports=names.imports)]
-    edits += [
-        SourceEdit(span=point(line.file, number, 1), replacement=step)
-        for number in range(span.line + 1, span.end_line + 1)
-        if not _in_text(statement, number)
-    ]
+    edits = (
+        SourceEdit(span=start_of(span), replacement=opened, imports=names.imports),
+        *(
+            SourceEdit(span=point(line.file, number, 1), replacement=step)
+            for number in range(span.line + 1, span.end_line + 1)
+            if not _in_text(statement, number)
+        ),
+    )
     # A lambda runs where it is called.
     lambdas = [span_of(n, line.file) for n in ast.walk(statement) if isinstance(n, ast.Lambda)]
 
@@ -297,7 +299,7 @@ def under_policy(
         own = (frame for frame in stack if contains(span, frame))
         return any(not any(contains(inner, frame) for inner in lambdas) for frame in own)
 
-    return tuple(edits), runs
+    return edits, runs
 
 
 def _in_text(statement: ast.stmt, line: int) -> bool:
