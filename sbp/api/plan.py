@@ -35,7 +35,6 @@ from sbp.explain.relaxations import (
     memory_diagnostic,
     unchecked_regions,
 )
-from sbp.explain.subjects import ComparedPlan
 from sbp.explain.why import why
 from sbp.infer.check import refutation
 from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, takes
@@ -316,7 +315,11 @@ class Plan:
         >>> this.diff(other).difference.settings
         ('types of inputs',)
         """
-        return comparison(self._side, other._side)
+        return comparison(
+            (self._reader.name, other._reader.name),
+            (self.program, other.program),
+            (self.results.names, other.results.names),
+        )
 
     @takes("Plan.save", skip=1)
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -448,12 +451,6 @@ class Plan:
         [['x', 'B']]
         """
         write_file(path, certificate(self.program, self.results.names).encode())
-
-    @property
-    def _side(self) -> ComparedPlan:
-        return ComparedPlan(
-            title=self._reader.name, program=self.program, output_names=self.results.names
-        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Plan":
         return self

@@ -415,21 +415,6 @@ class Types:
 # ---- differences --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedPlan:
-    """One of the two plans that are compared, with the names that its user knows.
-
-    Arguments:
-      title: the function's name.
-      program: the plan.
-      output_names: names of the results.
-    """
-
-    title: str
-    program: Program
-    output_names: tuple[str, ...] = ()
-
-
 def _settings(program: Program) -> dict[str, Any]:
     """What was asked for a plan, by the name of each setting."""
     request = program.request
@@ -526,18 +511,28 @@ class Difference:
         )
 
 
-def compare(this: ComparedPlan, other: ComparedPlan) -> Difference:
-    """The differences of another plan from this one."""
-    ours, theirs = _values(this), _values(other)
-    asked = _settings(this.program), _settings(other.program)
+def compare(
+    titles: tuple[str, str],
+    programs: tuple[Program, Program],
+    output_names: tuple[tuple[str, ...], tuple[str, ...]],
+) -> Difference:
+    """The differences of another plan from this one.
+
+    Arguments:
+      titles: the functions' names.
+      programs: this plan and the other.
+      output_names: names of the results of each.
+    """
+    ours, theirs = map(_values, programs, output_names)
+    asked = _settings(programs[0]), _settings(programs[1])
     return Difference(
-        titles=(this.title, other.title),
+        titles=titles,
         settings=tuple(k for k in {**asked[0], **asked[1]} if asked[0].get(k) != asked[1].get(k)),
-        costs=(this.program.cost, other.program.cost),
+        costs=(programs[0].cost, programs[1].cost),
         inputs=_differing("input", ours, theirs),
         outputs=_differing("output", ours, theirs),
         values=_differing("value", ours, theirs),
-        sent=_traffic(this.program, other.program),
+        sent=_traffic(*programs),
         matched=len(ours.keys() & theirs.keys()),
         unmatched=(len(ours.keys() - theirs.keys()), len(theirs.keys() - ours.keys())),
     )
@@ -549,11 +544,11 @@ name or expression, whether it is the gradient of that, the function it stands i
 values with that label."""
 
 
-def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
+def _values(program: Program, output_names: tuple[str, ...]) -> dict[ValueKey, ComparedValue]:
     """The inputs, the outputs, and the values that the expressions of a program make. Each value
     belongs to its innermost expression; values with one label are numbered in order."""
-    graph, mesh, planned = side.program.request.graph, side.program.mesh, side.program.typing.values
-    subjects, types = Subjects(graph, side.output_names), Types(side.program, graph)
+    graph, mesh, planned = program.request.graph, program.mesh, program.typing.values
+    subjects, types = Subjects(graph, output_names), Types(program, graph)
     every = subjects.innermost(subjects.places)
     inner = distinct(s for s in every if not planned.keys().isdisjoint(s.values))
     found: dict[ValueKey, ComparedValue] = {}

@@ -8,7 +8,6 @@ from sbp.errors import counted, seconds_text
 from sbp.explain.origins import Link, without_passing
 from sbp.explain.subjects import (
     AxisRow,
-    ComparedPlan,
     Difference,
     SourcePlace,
     Subject,
@@ -21,7 +20,7 @@ from sbp.explain.why import Alternative, AxisStory, ExplainedConversion, Why
 from sbp.infer.space import Code, decode
 from sbp.infer.typing import OPTIMAL_GAP
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.program import Cost, change_text, place
+from sbp.plan.program import Cost, Program, change_text, place
 from sbp.report.parts import Facts, Page, Part, Section, Table, sentences, table, table_section
 from sbp.report.report import Shown
 from sbp.report.wording import (
@@ -328,10 +327,14 @@ class Comparison(Shown):
     difference: Difference
 
 
-def comparison(this: ComparedPlan, other: ComparedPlan) -> Comparison:
-    """Two plans compared."""
-    found = compare(this, other)
-    names = " and ".join(f"`{title}`" for title in dict.fromkeys(found.titles))
+def comparison(
+    titles: tuple[str, str],
+    programs: tuple[Program, Program],
+    output_names: tuple[tuple[str, ...], tuple[str, ...]],
+) -> Comparison:
+    """Two plans compared (`sbp.explain.subjects.compare`)."""
+    found = compare(titles, programs, output_names)
+    names = " and ".join(f"`{title}`" for title in dict.fromkeys(titles))
     page = Page(title=f"{names}: this plan and the other", parts=(*_differences(found),))
     return Comparison(page=page, difference=found)
 
