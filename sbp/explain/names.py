@@ -271,13 +271,12 @@ class Names(Dataflow):
           alone: whether the name must be that of one array, not of a tree of arrays.
         """
         maker = self.maker(value)
-        if maker is None:
+        stack = maker.stack if maker else ()
+        frames = zip(reversed(stack), reversed(reader.stack), strict=False)
+        outer = len(stack) - sum(a == b for a, b in frames) - 1
+        if maker is None or outer < 1:
             return self.value(value)
-        frames = zip(reversed(maker.stack), reversed(reader.stack), strict=False)
-        outer = len(maker.stack) - sum(a == b for a, b in frames) - 1
-        if outer < 1:
-            return self.value(value)
-        within = maker.stack[outer:]
+        within = stack[outer:]
         name = expression_at(within[0])[1]
         if not name or not alone:
             return name

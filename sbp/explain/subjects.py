@@ -253,7 +253,8 @@ class Subjects:
         at = [
             s
             for s in self.places
-            if s.line <= number <= max(s.line, s.end_line) and _is_file(s.file, file)
+            if s.line <= number <= max(s.line, s.end_line)
+            and any(f"/{p}".endswith(f"/{file or p}") for p in (s.file, file_name(s.file)))
         ]
         # An expression of several lines is meant by its later lines only where nothing begins
         # there.
@@ -366,11 +367,6 @@ def _results(kinds: list[Any], makers: dict[Any, Node], targets: Targets) -> lis
 def distinct(found: Iterable[Subject]) -> list[Subject]:
     """Each value once."""
     return [same[0] for same in group_by(found, lambda s: s.values).values()]
-
-
-def _is_file(path: str, asked: str | None) -> bool:
-    shown = file_name(path)
-    return asked in (None, shown, path) or shown.endswith(f"/{asked}") or path.endswith(f"/{asked}")
 
 
 class Types:

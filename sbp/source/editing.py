@@ -235,10 +235,10 @@ def statement_span(line: Span) -> Span | None:
 
 def reads(line: Span | None, name: str) -> bool:
     """Whether an expression reads a value by its name."""
-    if line is None:
-        return False
-    found = _reads(parsed_file(line.file).tree, name)
-    return any(contains(line, span_of(part, line.file)) for part in found)
+    return line is not None and any(
+        contains(line, span_of(part, line.file))
+        for part in _reads(parsed_file(line.file).tree, name)
+    )
 
 
 def _reads(scope: ast.AST | None, name: str) -> Iterator[ast.expr]:
