@@ -37,12 +37,15 @@ class ParsedSource:
       expressions: the outermost expression at each position, without names and constants.
       assigned: the names that the expression or statement at a position is assigned to.
       parents: for each node of the tree, the node that contains it.
+      wrappers: for each function whose body is one `return`, and for each lambda, its parameters,
+        by the position (line, column) of the returned expression.
     """
 
     tree: ast.Module
     expressions: dict[Position, ast.expr] = field(default_factory=dict)
     assigned: dict[Position, Targets] = field(default_factory=dict)
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
+    wrappers: dict[tuple[int, int], frozenset[str]] = field(default_factory=dict)
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes of the tree that contain a node, the innermost first."""
@@ -89,6 +92,17 @@ def _parse(text: str) -> ParsedSource:
                 found.assigned.update(_targets(target, value))
             case ast.AugAssign(target=target):
                 found.assigned.update(_targets(target, node))
+            case (
+                ast.FunctionDef(
+                    args=arguments,
+                    body=[ast.Return(value=ast.expr() as value)]
+                    | [ast.Expr(), ast.Return(value=ast.expr() as value)],
+                )
+                | ast.Lambda(args=arguments, body=value)
+            ):
+                found.wrappers[value.lineno, value.col_offset] = frozenset(
+                    a.arg for a in (*arguments.posonlyargs, *arguments.args)
+                )
             case _:
                 pass
     return found
@@ -640,35 +654,10 @@ def annotation_span(node: Node) -> Span | None:
     """The user's line that annotates. Where a function of the user only annotates its argument, it
     is the line that calls this function."""
     for span, caller in itertools.pairwise(node.stack):
-        parameters = _wrappers(file_text(span.file), span.file).get(
-            (span.line, span.column - 1), ()
-        )
+        parameters = parsed_file(span.file).wrappers.get((span.line, span.column - 1), ())
         if not (annotated_text(span) in parameters and _calls(caller, span.function)):
             return span
     return node.stack[-1] if node.stack else node.span
-
-
-@functools.cache
-def _wrappers(text: str, file: str) -> dict[tuple[int, int], frozenset[str]]:
-    """The functions of a source text whose body is one `return`: by the position (line, column) of
-    the returned expression, the parameters of the function."""
-    found: dict[tuple[int, int], frozenset[str]] = {}
-    for node in ast.walk(parsed_file(file).tree if text else ast.Module([], [])):
-        match node:
-            case (
-                ast.FunctionDef(
-                    args=arguments,
-                    body=[ast.Return(value=ast.expr() as value)]
-                    | [ast.Expr(), ast.Return(value=ast.expr() as value)],
-                )
-                | ast.Lambda(args=arguments, body=value)
-            ):
-                found[value.lineno, value.col_offset] = frozenset(
-                    a.arg for a in (*arguments.posonlyargs, *arguments.args)
-                )
-            case _:
-                pass
-    return found
 
 
 def _calls(caller: Span, function: str) -> bool:
