@@ -301,8 +301,7 @@ class Names(Dataflow):
             # Whatever pins it, `sbp.split` or a layout: the first argument is the value.
             name = read_of(call.args[0] if call and call.args else expression, site.span.file).code
         name = name if name and len(name) <= 40 else "this value"
-        asked = keyword_of(expression, "cotangent") is not None
-        is_cotangent = asked and all(n.backward for n in site.nodes)
+        is_cotangent = keyword_of(expression, "cotangent") and all(n.backward for n in site.nodes)
         return f"the cotangent of {name}" if is_cotangent else name
 
 

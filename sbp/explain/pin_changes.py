@@ -639,20 +639,20 @@ def without_pins(
       position: of the mesh axis on which they are dropped; None for all.
       where: their place; empty for line numbers.
     """
-    names, axes, texts = Names(request.graph), request.mesh.names, list[str]()
-    for site in sites:
+    names, axes = Names(request.graph), request.mesh.names
+
+    def text(site: PinSite) -> str:
         at, kept = where or place_of(site), carried_text(request, site)
-        if position is not None:
-            note = "" if site.span else f' ("{axes[position]}:?"){kept}'
-            texts.append(f"leave {names.site(site)} free on `{axes[position]}` {at}{note}")
-        elif site.span:
-            texts.append(f"drop `{source_text(site.span)}` {at}")
-        else:
-            texts.append(f"leave {names.site(site)} free {at}{kept}")
+        left = f"leave {names.site(site)} free"
+        if position is None:
+            return f"drop `{source_text(site.span)}` {at}" if site.span else f"{left} {at}{kept}"
+        note = "" if site.span else f' ("{axes[position]}:?"){kept}'
+        return f"{left} on `{axes[position]}` {at}{note}"
+
     free = dict.fromkeys(range(len(axes)) if position is None else [position])
     changes = [(site, free) for site in sites]
     return Change(
-        text=" and ".join(texts),
+        text=" and ".join(map(text, sites)),
         edits=edits_of_all(request, changes),
         make=functools.partial(set_pins, base or request, changes),
     )
