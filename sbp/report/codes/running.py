@@ -3,8 +3,6 @@
 
 from sbp.report.codes.types import TYPES, CodePage
 
-_LEAD = "from jax.sharding import PartitionSpec\n\n"
-
 
 def _example(body: str, ins: str, outs: str, args: str = "x, w") -> str:
     """A region with its check."""
@@ -12,8 +10,8 @@ def _example(body: str, ins: str, outs: str, args: str = "x, w") -> str:
         f"f = jax.shard_map(body, mesh=mesh, in_specs={ins}, out_specs={outs}, check_vma=False)"
     )
     return (
-        f"{_LEAD}def body{body.strip()}\n\n{region}\nreport = sbp.check_shard_map(f, {args},"
-        " mesh=mesh)\n"
+        f"from jax.sharding import PartitionSpec\n\ndef body{body.strip()}\n\n{region}\n"
+        f"report = sbp.check_shard_map(f, {args}, mesh=mesh)\n"
     )
 
 
