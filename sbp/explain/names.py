@@ -137,21 +137,20 @@ class Names(Dataflow):
         binding, maker = binding_of(name, at), self.maker(value)
         if binding is None:
             return False
-        made_at = binding.span
-        if made_at is not None and binding.name:
-            return self._is_other(binding.name, made_at, frames, value)
+        made_at, variable = binding.span, binding.name
         if made_at is None and len(frames) < 2:  # an argument of the program
             if maker is not None:
                 # sbp itself pins an argument that does not divide, at no line of the user.
                 return maker.span is not None
             return self.value(value).split("[")[0].split(".")[0] not in ("", name)
         if made_at is None:
-            passed = _argument(name, binding, frames[1])
+            passed, frames = _argument(name, binding, frames[1]), frames[1:]
             if passed is None:
                 return False
-            made_at = span_of(passed, frames[1].file)
-            if isinstance(passed, ast.Name):
-                return self._is_other(passed.id, made_at, frames[1:], value)
+            made_at = span_of(passed, frames[0].file)
+            variable = passed.id if isinstance(passed, ast.Name) else ""
+        if variable:
+            return self._is_other(variable, made_at, frames, value)
         mine = map(_position, maker.stack if maker is not None else ())
         return _position(made_at) in self.made.difference(mine)
 
