@@ -186,8 +186,7 @@ def _dearest_first(request: Request, program: Program, dear: Sequence[PinSite]) 
       dear: the annotations without which a choice of types was cheaper.
     """
     whole = best_program(request) if dear else None  # a plan counts the reuse of conversions
-    alone = ((best_program(drop_pins(request, site)), site) for site in dear)
-    planned = [(p, site) for p, site in alone if p is not None]
+    planned = [(p, site) for site in dear if (p := best_program(drop_pins(request, site)))]
     found: list[Diagnostic] = []
     for without, site in sorted(planned, key=lambda one: one[0].cost.seconds):
         if found:
@@ -297,7 +296,7 @@ def impossible_budgets(request: Request, limits: DiagnosisLimits) -> Diagnostic 
     if not request.budgets or best_program(replace(request, budgets=())) is None:
         return None
     found = (budget_help(request, k, plans=limits.plans) for k in range(len(request.budgets)))
-    helps = sorted((h for h in found if h is not None), key=lambda h: h.bytes_per_device)
+    helps = sorted(filter(None, found), key=lambda h: h.bytes_per_device)
     return Diagnostic(
         code="budget",
         severity="error",
