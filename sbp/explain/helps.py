@@ -159,6 +159,13 @@ class Placement:
 # Annotations of what the line of a fault reads.
 
 
+Annotation = tuple[
+    str, tuple[Edit, ...], frozenset[tuple[str, str]], tuple[str, ...], tuple[Placed, Code]
+]
+"""A new annotation of a value: its calls, its edits, (mesh axis, name) of the constraints that it
+takes away, literals of the states that it assumes, and its places with the code that it asks."""
+
+
 class Insertions(PinChanges):
     """Beside changes of pins, annotations before the line of a fault."""
 
@@ -237,26 +244,25 @@ class Insertions(PinChanges):
         shown = [one for one in found if one is not None]
         if line is None or not shown or len(shown) < len(found):
             return
-        changes, places = zip(*shown, strict=True)
-        edits = tuple(edit for one in changes for edit in one.edits)
+        calls, every, without, assumed, places = zip(*shown, strict=True)
+        edits = tuple(itertools.chain(*every))
         # Statements before the line annotate local variables. The parameter of a lambda, and a
         # variable of an outer function, have their annotation where they are read.
         before = all(e.replacement.rstrip(" \t").endswith("\n") for e in edits)
-        calls = " and ".join(one.text for one in changes)
         yield Change(
-            text=f"{calls} {'before' if before else 'at'} line {line.line}",
+            text=f"{' and '.join(calls)} {'before' if before else 'at'} line {line.line}",
             edits=edits,
             make=functools.partial(insert_pins, self.base, places, self.fault.position),
-            without=frozenset().union(*(one.without for one in changes)),
-            assumed=tuple(a for one in changes for a in one.assumed)[:1],
+            without=frozenset().union(*without),
+            assumed=tuple(filter(None, assumed))[:1],
             kind="conversion",
         )
 
     def annotated(
         self, value: Operand, read: SourceRead, code: Code, line: Span
-    ) -> tuple[Change, tuple[Placed, Code]] | None:
-        """An annotation of a value, with its places and its code; None when the source does not
-        show it, or when it is annotated in the line already.
+    ) -> Annotation | None:
+        """An annotation of a value; None when the source does not show it, or when it is annotated
+        in the line already.
 
         Arguments:
           value: the value.
@@ -296,19 +302,17 @@ class Insertions(PinChanges):
         if not all(edits) or (end and not assumed):
             return None
         call = f'replicate({{}}, "{axis}")' if code == 0 else f'split({{}}, {code - 1}, "{axis}")'
-        place = Placement(self.base.graph, names, line, edits[0][0]).of((value, *others)), code
-        return Change(
-            text=" and ".join(f"sbp.{call.format(each.code)}" for each in every),
-            edits=tuple(itertools.chain(*edits)),
-            make=functools.partial(insert_pins, self.base, [place], self.fault.position),
-            without=frozenset(
+        return (
+            " and ".join(f"sbp.{call.format(each.code)}" for each in every),
+            tuple(itertools.chain(*edits)),
+            frozenset(
                 (axis, c.name)
                 for c in system.constraints
                 if isinstance(c, ReadConstraint) and c.value in values
             ),
-            assumed=(assumed,) if assumed else (),
-            kind="conversion",
-        ), place
+            assumed,
+            (Placement(self.base.graph, names, line, edits[0][0]).of((value, *others)), code),
+        )
 
 
 def _line_key(node: Node) -> tuple[Any, ...]:
