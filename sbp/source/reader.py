@@ -28,7 +28,7 @@ Position = tuple[int, int, int, int]
 0 in UTF-8 bytes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ParsedSource:
     """A source text as a syntax tree.
 
@@ -615,13 +615,12 @@ class SbpNames:
 
 def names_of_sbp(file: str) -> SbpNames:
     """The names that a file has for `sbp` and its functions."""
-    return _names(file_text(file), file)
+    return _names(parsed_file(file))
 
 
 @functools.lru_cache(maxsize=64)
-def _names(text: str, file: str) -> SbpNames:  # the text is part of the key: files change
+def _names(source: ParsedSource) -> SbpNames:
     module, functions, others = "", dict[str, str](), dict[str, str]()
-    source = parsed_file(file)
     for node in ast.walk(source.tree):
         outside = not any(
             isinstance(p, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
