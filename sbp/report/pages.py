@@ -98,14 +98,12 @@ def _lines(file: str, labels: list[Label]) -> Iterator[SourceLine]:
     labels.sort(key=lambda label: (label.span.line, label.primary, label.span))
     for number, here in group_by(labels, lambda label: label.span.line).items():
         text = line_text(file, number)
-        yield number, text, tuple(_mark(text, label) for label in here)
+        yield number, text, tuple(_mark(text or "", label) for label in here)
 
 
-def _mark(text: str | None, label: Label) -> Mark:
+def _mark(text: str, label: Label) -> Mark:
     """The columns of a label in its line. An expression of several lines is marked to the end of
     its first line."""
-    if text is None:
-        return 0, 1, label
     start = character_index(text, label.span.column)
     whole = label.span.end_line in (0, label.span.line)
     end = character_index(text, label.span.end_column) if whole else len(text.rstrip())
