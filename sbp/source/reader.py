@@ -9,14 +9,14 @@ import ast
 import functools
 import itertools
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from jax import lax
 
 from sbp.errors import Span
 from sbp.limits import policies_in
-from sbp.trace.graph import Node
+from sbp.trace.graph import Node, reached
 from sbp.trace.scopes import scope_names
 
 Targets = tuple[tuple[str, ...], ...]
@@ -267,21 +267,15 @@ def _parameter_names(arguments: ast.arguments) -> set[str]:
 
 def stored_in(scope: ast.AST) -> set[str]:
     """The names that a scope assigns. Functions inside it are not read."""
-    found, shared, open_ = set[str](), set[str](), [scope]
-    while open_:
-        node = open_.pop()
-        match node:
-            case ast.Name(id=name, ctx=ast.Store()):
-                found.add(name)
-            case ast.Global(names=names) | ast.Nonlocal(names=names):
-                shared |= set(names)
-            case _:
-                pass
-        if node is scope or not isinstance(
-            node, FUNCTIONS | ast.Lambda | ast.ClassDef | COMPREHENSIONS
-        ):
-            open_ += ast.iter_child_nodes(node)
-    return found - shared
+
+    def parts(node: ast.AST) -> Iterable[ast.AST]:
+        is_scope = isinstance(node, FUNCTIONS | ast.Lambda | ast.ClassDef | COMPREHENSIONS)
+        return () if is_scope and node is not scope else ast.iter_child_nodes(node)
+
+    nodes = list(reached([scope], parts))
+    stored = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    shared = (n.names for n in nodes if isinstance(n, ast.Global | ast.Nonlocal))
+    return stored.difference(*shared)
 
 
 # ---- variables ----------------------------------------------------------------------------------
