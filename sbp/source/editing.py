@@ -5,7 +5,7 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 from sbp.errors import Correction, SourceEdit, Span
 from sbp.limits import Policy
@@ -403,8 +403,15 @@ def sizes_edits(made_at: Span | None, names: Sequence[str], constraints: Sequenc
     """
     if made_at is None:
         return ()
-    tree = parsed_file(made_at.file).tree
-    calls = [node for node in ast.walk(tree) if _makes_sizes(node, names)]
+    calls = [
+        node
+        for node in ast.walk(parsed_file(made_at.file).tree)
+        if isinstance(node, ast.Call)
+        and name_called(node) == "symbolic_shape"
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+        and set(names) <= set(re.findall(r"\w+", str(node.args[0].value)))
+    ]
     if len(calls) != 1:
         return ()
     (call,) = calls
@@ -415,16 +422,6 @@ def sizes_edits(made_at: Span | None, names: Sequence[str], constraints: Sequenc
     whole = span_of(call, made_at.file)
     text = exact_text(whole).rstrip().removesuffix(")").rstrip().removesuffix(",")
     return (SourceEdit(span=whole, replacement=f"{text}, constraints=[{texts}])"),)
-
-
-def _makes_sizes(part: ast.AST, names: Sequence[str]) -> TypeGuard[ast.Call]:
-    match part:
-        case ast.Call(args=[ast.Constant(value=written), *_]) if (
-            name_called(part) == "symbolic_shape"
-        ):
-            return set(names) <= set(re.findall(r"\w+", str(written)))
-        case _:
-            return False
 
 
 # ---- collectives --------------------------------------------------------------------------------
