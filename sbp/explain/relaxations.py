@@ -363,7 +363,7 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
     ranked = sorted((-local_bytes(graph.avals[v], t, mesh.sizes), (v, t)) for v, t in held)
     notes, rest, labels = dict[str, None](), list[float](), dict[Span, Label]()
     for size, (value, codes) in ranked:
-        text, span = _held(names, least, value, codes)
+        text, span = _value_text(names, least, value, codes)
         if text in notes or -size < FILLS * peak or len(notes) == SHOWN:
             rest.append(-size)
         else:
@@ -429,7 +429,7 @@ def _remat(least: Program) -> Iterator[Help]:
         )
 
 
-def _held(names: Names, least: Program, value: int, codes: Codes) -> tuple[str, Span | None]:
+def _value_text(names: Names, least: Program, value: int, codes: Codes) -> tuple[str, Span | None]:
     """What a value takes of the memory of a device and what would make it smaller, in words; and
     the line that makes it.
 
