@@ -166,6 +166,9 @@ class NdSbp(Mapping[str, Atom]):
     def get(self, mesh_axis: str, /) -> Atom: ...
 
     @overload
+    def get(self, mesh_axis: str, /, default: Atom) -> Atom: ...
+
+    @overload
     def get(self, mesh_axis: str, /, default: Default) -> Atom | Default: ...
 
     @takes("NdSbp.get", skip=1, mesh_axis=AXIS)
