@@ -270,12 +270,13 @@ class Names(Dataflow):
           alone: whether the name must be that of one array, not of a tree of arrays.
         """
         maker = self.maker(value)
-        stack = maker.stack if maker else ()
-        frames = zip(reversed(stack), reversed(reader.stack), strict=False)
-        outer = len(stack) - sum(a == b for a, b in frames) - 1
-        if maker is None or outer < 1:
+        if maker is None:
             return self.value(value)
-        within = stack[outer:]
+        frames = zip(reversed(maker.stack), reversed(reader.stack), strict=False)
+        outer = len(maker.stack) - sum(a == b for a, b in frames) - 1
+        if outer < 1:
+            return self.value(value)
+        within = maker.stack[outer:]
         name = expression_at(within[0])[1]
         if not name or not alone:
             return name
@@ -399,5 +400,4 @@ def recomputed_lines(graph: Graph) -> str:
     """The lines that the backward pass of a program runs again."""
     spans = (users_span(n) for n in graph.nodes if n.is_recomputed and not n.is_barrier)
     lines = [str(line) for line in sorted({span.line for span in spans if span})]
-    lines[SHOWN:] = [f"{len(lines) - SHOWN} more"] * (len(lines) > SHOWN)
     return f"line{'s' * (len(lines) > 1)} {listed(lines)}"
