@@ -197,25 +197,18 @@ class Core:
             queued.discard(v)
             if v not in self.unary:
                 continue
-            changed = self._drop_states(v)
-            if not self.feasible:
+            tables = [self.near[v][w] for w in sorted(self.near[v])]
+            alive = self.repeats.of(_useful, self.unary[v], *tables)
+            if not alive.any():
+                self.feasible = False
                 return
+            changed: set[int] = set() if alive.all() else self.keep(v, alive)
             if len(self.unary[v]) == 1 or len(self.near[v]) <= 2:
                 changed |= self._solve_away(v)
             for w in sorted(changed - queued, reverse=True):
                 if w in self.unary:
                     queued.add(w)
                     pending.append(w)
-
-    def _drop_states(self, v: int) -> set[int]:
-        """Drops the states of a variable that are forbidden or dominated; returns the neighbours
-        whose tables have changed."""
-        tables = [self.near[v][w] for w in sorted(self.near[v])]
-        alive = self.repeats.of(_useful, self.unary[v], *tables)
-        if not alive.any():
-            self.feasible = False
-            return set()
-        return set() if alive.all() else self.keep(v, alive)
 
     def keep(self, v: int, alive: np.ndarray) -> set[int]:
         """Drops states of a variable.
@@ -246,24 +239,21 @@ class Core:
                 self.unary[w] = self.unary[w] + table[0]
         if not scope:
             self.constant += float(unary.min())
-            self._record(v, scope, np.array(unary.argmin()))
+            best = np.array(unary.argmin())
         elif len(scope) == 1:
             (a,) = scope
             joined = unary[:, None] + near[a]
-            self._record(v, scope, joined.argmin(axis=0))
+            best = joined.argmin(axis=0)
             self.unary[a] = self.unary[a] + joined.min(axis=0)
         else:
             a, b = scope
             table, best = self.repeats.of(_least_over, unary[:, None] + near[a], near[b])
-            self._record(v, scope, best)
             if b in self.near[a]:
                 table = table + self.near[a][b]
             self.near[a][b] = table
             self.near[b][a] = table.T
-        return set(near)
-
-    def _record(self, v: int, scope: tuple[int, ...], best: np.ndarray) -> None:
         self.solved.append((v, scope, best, self.kept[v], tuple(self.kept[w] for w in scope)))
+        return set(near)
 
     def extend(self, states: dict[int, int]) -> dict[int, int]:
         """A state for each variable of the core and of `solved`, in the numbering of the whole
@@ -275,18 +265,6 @@ class Core:
             )
             full[variable] = int(own[int(best[at])])
         return full
-
-    def fork(self) -> "Core":
-        """A copy. Reducing it does not change this core."""
-        return Core(
-            unary=dict(self.unary),
-            near={v: dict(n) for v, n in self.near.items()},
-            kept=list(self.kept),
-            places=self.places,
-            solved=list(self.solved),
-            constant=self.constant,
-            repeats=self.repeats,
-        )
 
 
 def _useful(unary: np.ndarray, *tables: np.ndarray) -> np.ndarray:

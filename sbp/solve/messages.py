@@ -121,7 +121,6 @@ class Bounded:
 
     Arguments:
       states: a state for each variable of the core.
-      cost: the cost of `states` within the core, in seconds.
       lower_bound: seconds. No solution of the core costs less.
       marginals: for each variable and each of its states, seconds. No solution with this state
         costs less than the bound of the last sweep plus these seconds.
@@ -130,7 +129,6 @@ class Bounded:
     """
 
     states: dict[int, int]
-    cost: float
     lower_bound: float
     marginals: dict[int, np.ndarray]
     kept: dict[int, np.ndarray]
@@ -180,11 +178,10 @@ def pass_messages(
         finished = best_cost - bound <= 1e-9 * max(1e-9, abs(best_cost)) or stale >= patience
     return Bounded(
         states=dict(zip(passing.order, best.tolist(), strict=True)),
-        cost=best_cost,
         lower_bound=bound,
         marginals=passing.marginals(),
         kept={v: core.kept[v] for v in passing.order},
-        messages=passing.sent(),
+        messages=dict(zip(passing.pairs, passing.messages, strict=True)),
     )
 
 
@@ -343,10 +340,6 @@ class _Passing:
         bound. Messages from both sides were up to date at each variable of the forward pass."""
         above = self.beliefs - self.beliefs.min(axis=1, initial=np.inf)[:, None]
         return {v: row[:size] for v, size, row in zip(self.order, self.sizes, above, strict=True)}
-
-    def sent(self) -> dict[tuple[int, int], np.ndarray]:
-        """The messages by the variables between which they were passed."""
-        return dict(zip(self.pairs, self.messages, strict=True))
 
 
 # ---- duals --------------------------------------------------------------------------------------

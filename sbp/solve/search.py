@@ -332,13 +332,6 @@ class Search:
             return None
         return Solution(states=self.best, cost=self.cost, lower_bound=min(bound, self.cost))
 
-    def is_near(self, bound: float, share: float) -> bool:
-        """Whether the search can end: the bound is above the cutoff, or the best states found cost
-        at most a share of their cost more than the bound."""
-        return math.isfinite(self.cost) and (
-            bound > self.cutoff or self.cost - bound <= share * self.cost
-        )
-
     def run(self, core: Core) -> float:
         """Searches a reduced core.
 
@@ -374,7 +367,8 @@ class Search:
                 states, _ = eliminate(core, self.table_limit)
                 self._offer(states, core)
                 self._offer(windows(core, states, self.table_limit), core)
-            if stale or self.is_near(bound, TOLERANCE):
+            close = bound > self.cutoff or self.cost - bound <= TOLERANCE * self.cost
+            if stale or (math.isfinite(self.cost) and close):
                 break
             # With fewer states, messages give a higher bound.
             if not _fix(core, found.marginals, self.cost - (core.constant + found.lower_bound)):
@@ -416,8 +410,10 @@ class Search:
           The number of variables that elimination set by guess; 0 where these states have no
           solution of finite cost.
         """
+        # States by their numbers in the core.
         numbered = [np.arange(len(core.unary.get(v, ()))) for v in range(len(core.kept))]
-        part = replace(core.fork(), solved=[], kept=numbered)  # states by their numbers in the core
+        near = {v: dict(tables) for v, tables in core.near.items()}
+        part = replace(core, unary=dict(core.unary), near=near, kept=numbered, solved=[])
         for v in core.unary:
             part.keep(v, found.marginals[v] <= slack + 1e-12)
         part.reduce()
