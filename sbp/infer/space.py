@@ -116,14 +116,27 @@ def stack(codes: Codes) -> Codes:
     return tuple(c + 1 if c > 0 else c for c in codes)
 
 
+def parts_of(
+    codes: Codes, sizes: Sequence[int], forced: Collection[tuple[int, int]] = ()
+) -> dict[int, int]:
+    """In how many parts a type cuts each dim that it splits. Splits in `forced`, (mesh axis
+    position, dim), do not count.
+
+    >>> parts_of((2, 0, 2), (2, 4, 8))
+    {1: 16}
+    """
+    parts: dict[int, int] = {}
+    for position, (c, n) in enumerate(zip(codes, sizes, strict=True)):
+        if c > 0 and (position, c - 1) not in forced:
+            parts[c - 1] = parts.get(c - 1, 1) * n
+    return parts
+
+
 def is_even(shape: Sequence[int], codes: Codes, sizes: Sequence[int]) -> bool:
     """Whether JAX can hold a type: splits divide, and none is of an array without elements."""
-    parts = [1] * len(shape)
-    for code, n in zip(codes, sizes, strict=True):
-        if code > 0:
-            parts[code - 1] *= n
-    divides = all(size % n == 0 for size, n in zip(shape, parts, strict=True))
-    return divides and (max(parts, default=1) == 1 or all(size != 0 for size in shape))
+    parts = parts_of(codes, sizes)
+    divides = all(size % parts.get(dim, 1) == 0 for dim, size in enumerate(shape))
+    return divides and (max(parts.values(), default=1) == 1 or all(size != 0 for size in shape))
 
 
 def has_elements(
@@ -131,11 +144,7 @@ def has_elements(
 ) -> bool:
     """Whether splits of one dim on several axes leave an element for each device. Those in
     `forced`, (mesh axis position, dim), do not count."""
-    parts: dict[int, int] = {}
-    for position, (c, n) in enumerate(zip(codes, sizes, strict=True)):
-        if c > 0 and (position, c - 1) not in forced:
-            parts[c] = parts.get(c, 1) * n
-    return all(shape[c - 1] >= n for c, n in parts.items())
+    return all(shape[dim] >= n for dim, n in parts_of(codes, sizes, forced).items())
 
 
 # ---- steps and spaces ---------------------------------------------------------------------------
@@ -459,15 +468,11 @@ def needs_of(shape: Sequence[int], types: Collection[Codes], sizes: Sequence[int
       types: its types.
       sizes: the sizes of the mesh axes.
     """
-
-    def parts(t: Codes, code: int) -> int:
-        return math.prod(n for c, n in zip(t, sizes, strict=True) if c == code)
-
     forced = {
         (position, c - 1)
         for t in types
         for position, c in enumerate(t)
-        if c > 0 and shape[c - 1] < parts(t, c)
+        if c > 0 and shape[c - 1] < parts_of(t, sizes)[c - 1]
     }
     return frozenset(forced), frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0)
 
