@@ -150,20 +150,19 @@ def late_casts(memory: DeviceMemory, block: Block) -> frozenset[Register]:
         for i in block.instructions
         if isinstance(i, Apply) and rounds(graph, i.node) and isinstance(i.ins[0], Register)
     }
-    return frozenset(cast.difference(_read_otherwise(memory, block))) if cast else frozenset()
-
-
-def _read_otherwise(memory: DeviceMemory, block: Block) -> Iterator[Register]:
-    """The registers that something else reads."""
-    yield from (s for s in block.outputs if isinstance(s, Register))
-    for instruction in block.instructions:
-        for position, source in enumerate(instruction.ins):
-            if isinstance(source, Register) and not (
-                isinstance(instruction, Apply)
-                and looks_up(instruction.node, position)
-                and memory.elements(instruction.outs[0]) <= memory.elements(source)
-            ):
-                yield source
+    read_otherwise = {
+        source
+        for instruction in block.instructions
+        for position, source in enumerate(instruction.ins)
+        if isinstance(source, Register)
+        and source in cast
+        and not (
+            isinstance(instruction, Apply)
+            and looks_up(instruction.node, position)
+            and memory.elements(instruction.outs[0]) <= memory.elements(source)
+        )
+    }
+    return frozenset(cast.difference(read_otherwise, block.outputs))
 
 
 # ---- stacks -------------------------------------------------------------------------------------
