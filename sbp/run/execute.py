@@ -22,7 +22,7 @@ from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop
 from sbp.plan.program import Program
 from sbp.plan.saved import digests
-from sbp.run.boxing import without_padding
+from sbp.run.boxing import split_axes, without_padding
 from sbp.run.interpret import Interpreter, Tracing
 from sbp.trace.graph import Constant, Graph
 from sbp.types import NdSbp, Split
@@ -72,10 +72,7 @@ def with_axis_types(mesh: Mesh | AbstractMesh, kind: AxisType) -> Mesh | Abstrac
 
 def _dims(codes: Codes, mesh: MeshSpec, ndim: int) -> list[Any]:
     """The entry of each dim in a spec: the mesh axes that split it, outer first."""
-    dims: list[list[str]] = [[] for _ in range(ndim)]
-    for name, c in zip(mesh.names, codes, strict=True):
-        if c > 0:
-            dims[c - 1].append(name)
+    dims = [[name for name, _ in split_axes(codes, mesh, dim)] for dim in range(ndim)]
     return [tuple(d) if len(d) > 1 else d[0] if d else None for d in dims]
 
 
