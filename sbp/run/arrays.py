@@ -312,10 +312,10 @@ class Padding:
 
     def _lengths(self, dim: int) -> list[int]:
         """The length of a dim, and that of its blocks after each axis."""
-        lengths = [self.shape[dim]]
-        for n in self.counts[dim]:
-            lengths.append(-(-lengths[-1] // n))
-        return lengths
+        blocks = itertools.accumulate(
+            self.counts[dim], lambda length, n: -(-length // n), initial=self.shape[dim]
+        )
+        return list(blocks)
 
     def ranges(self, dim: int) -> list[tuple[int, int]]:
         """The elements of each block of a dim, from start to stop."""
