@@ -127,7 +127,6 @@ class AxisPlacement:
       slow: the axes that have a network of their own, with their sizes.
       torus: for each dim of the torus the (axis, factor) pairs on it, inner first; empty for a
           switch.
-      ring_chips: as in `Hardware`.
     """
 
     on_chip: tuple[int, ...]
@@ -135,7 +134,6 @@ class AxisPlacement:
     across: tuple[int, ...]
     slow: tuple[tuple[int, int, Network], ...]
     torus: tuple[tuple[tuple[int, int], ...], ...]
-    ring_chips: int = 1
 
     def crossings(self, hardware: Hardware, positions: Sequence[int]) -> list[tuple[int, Network]]:
         """The slower networks that the axes at `positions` run over, slowest first, each with the
@@ -146,7 +144,7 @@ class AxisPlacement:
             found.append((groups, hardware.beyond))
         return sorted(found, key=lambda pair: pair[1].bytes_per_second)
 
-    def stretches(self, positions: Sequence[int]) -> list[Stretch]:
+    def stretches(self, hardware: Hardware, positions: Sequence[int]) -> list[Stretch]:
         """The stretches of the axes at these positions, one for each dim of the torus on which they
         lie."""
         found = []
@@ -158,7 +156,7 @@ class AxisPlacement:
                     f for k, (_, f) in enumerate(dim) if k < mine[-1] and k not in mine
                 )
                 whole = math.prod(f for _, f in dim)
-                closes = whole > 2 and whole % self.ring_chips == 0
+                closes = whole > 2 and whole % hardware.ring_chips == 0
                 found.append(Stretch(extent, stride, closes and extent * stride == whole))
         return found
 
@@ -189,9 +187,7 @@ def lay_out(hardware: Hardware, axes: Axes) -> AxisPlacement:
         on_chip[innermost] = hardware.devices_per_chip
     chips = [n // c for n, c in zip(inside, on_chip, strict=True)]
     torus = _on_torus(chips, hardware.torus_dims) if hardware.topology == "torus" else ()
-    return AxisPlacement(
-        tuple(on_chip), tuple(inside), tuple(across), slow, torus, hardware.ring_chips
-    )
+    return AxisPlacement(tuple(on_chip), tuple(inside), tuple(across), slow, torus)
 
 
 def _divide(hardware: Hardware, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -274,7 +270,7 @@ def _gather(
         had *= groups
     chips, on_chip, sharing = _inside(place, positions)
     if chips > 1:
-        stretches = place.stretches(positions)
+        stretches = place.stretches(hardware, positions)
         lines = [s for s in stretches if not s.closes and hardware.ring_chips > 1]
         rings = [s.width for s in stretches if s not in lines]
         both_ways = max((2 / s.stride for s in lines), default=0.0)
@@ -296,7 +292,7 @@ def _exchange(
         beta += (groups - 1) / groups / network.bytes_per_second
     chips, on_chip, sharing = _inside(place, positions)
     if chips > 1:
-        stretches = place.stretches(positions)
+        stretches = place.stretches(hardware, positions)
         links = max((s.mean_distance / s.width for s in stretches), default=(chips - 1) / chips)
         alpha += hardware.hop_seconds * (sum(s.longest for s in stretches) if stretches else 1)
         beta += links * sharing / hardware.link_bytes_per_second
@@ -314,7 +310,7 @@ def _shift(
     ]
     chips, on_chip, sharing = _inside(place, positions)
     if chips > 1:
-        stride = max((s.stride for s in place.stretches(positions)), default=1)
+        stride = max((s.stride for s in place.stretches(hardware, positions)), default=1)
         # Round a ring with both devices of each chip on it, one of the two leaves the chip.
         pairs.append(
             (
@@ -497,14 +493,18 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
     _check_names(mesh.axis_names, devices=mesh.size if isinstance(mesh, Mesh) else 0)
     axes = tuple((name, int(size)) for name, size in mesh.shape.items())
     is_assumed = hardware is None and isinstance(mesh, AbstractMesh)
+    device = next(mesh.devices.flat, None) if isinstance(mesh, Mesh) else None
     calibration = None
     if isinstance(hardware, str) and hardware.endswith(".toml"):
         calibration = read_calibration(hardware)
-        real = isinstance(mesh, Mesh)
-        calibration.check(axes, mesh.devices.flat[0].device_kind if real else None)
+        calibration.check(axes, None if device is None else device.device_kind)
         hardware = calibration.hardware
     if hardware is None:
-        hardware = _hardware_of(mesh)
+        hardware = (
+            HARDWARE["tpu-v3"]
+            if device is None
+            else hardware_of_kind(device.device_kind, device.platform)
+        )
     elif isinstance(hardware, str):
         if hardware not in HARDWARE:
             raise SbpError(
@@ -543,13 +543,6 @@ def _check_names(names: Sequence[Any], *, devices: int) -> None:
                 " use ASCII characters without backslashes, plan on a jax.sharding.AbstractMesh, or"
                 " upgrade to JAX 0.12"
             )
-
-
-def _hardware_of(mesh: Mesh | AbstractMesh) -> Hardware:
-    if isinstance(mesh, AbstractMesh):
-        return HARDWARE["tpu-v3"]
-    device = mesh.devices.flat[0]
-    return hardware_of_kind(device.device_kind, device.platform)
 
 
 def _on_slices(hardware: Hardware, mesh: Mesh | AbstractMesh) -> tuple[Hardware, int]:
