@@ -234,17 +234,6 @@ _H100 = Hardware(
 )
 
 
-_GPU = (
-    *("name", "flops_per_second", "f32_flops_per_second", "highest_flops_per_second"),
-    *("hbm_bytes_per_second", "hbm_bytes", "link_bytes_per_second"),
-)
-
-
-def _gpu(*figures: Any, **others: Any) -> Hardware:
-    """A GPU as the H100 with other figures, in the order of `_GPU`."""
-    return replace(_H100, **dict(zip(_GPU, figures, strict=True)), **others)
-
-
 # cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x}: peak in bf16, memory, "bidirectional ICI
 # bandwidth per chip" (half of it is one way, over four or six links), pod size, "data center
 # network bandwidth". Products of float32 are one pass of bf16 by default and six at `HIGHEST`. To
@@ -391,13 +380,39 @@ HARDWARE: dict[str, Hardware] = {
         # TB/s both ways. Memory of HGX: 180 GB. NVLink-C2C to the host of the GB200: 900 GB/s both
         # ways for two GPUs. MI300X: matrices; seven links of 64 GB/s each way, priced as a switch,
         # so a permute over one link looks faster than it is. Adapters between nodes as for H100.
-        _gpu("b200", 2250e12, 1100e12, 80e12, 8000e9, 180e9, 900e9),
         replace(
-            _gpu("gb200", 2500e12, 1250e12, 90e12, 8000e9, 186e9, 900e9),
+            _H100,
+            name="b200",
+            flops_per_second=2250e12,
+            f32_flops_per_second=1100e12,
+            highest_flops_per_second=80e12,
+            hbm_bytes_per_second=8000e9,
+            hbm_bytes=180e9,
+            link_bytes_per_second=900e9,
+        ),
+        replace(
+            _H100,
+            name="gb200",
+            flops_per_second=2500e12,
+            f32_flops_per_second=1250e12,
+            highest_flops_per_second=90e12,
+            hbm_bytes_per_second=8000e9,
+            hbm_bytes=186e9,
+            link_bytes_per_second=900e9,
             joined_devices=72,
             host_bytes_per_second=225e9,
         ),
-        _gpu("mi300x", 1307e12, 654e12, 163e12, 5300e9, 192e9, 448e9, platform="rocm"),
+        replace(
+            _H100,
+            name="mi300x",
+            flops_per_second=1307e12,
+            f32_flops_per_second=654e12,
+            highest_flops_per_second=163e12,
+            hbm_bytes_per_second=5300e9,
+            hbm_bytes=192e9,
+            link_bytes_per_second=448e9,
+            platform="rocm",
+        ),
         # Simulated host devices share one memory: a collective is a copy and a rendezvous of
         # threads.
         Hardware(
