@@ -69,7 +69,7 @@ from sbp.plan.program import Program
 from sbp.plan.saved import paths_of_plans
 from sbp.report.report import Report
 from sbp.run.execute import own_mesh
-from sbp.sizes.scope import is_symbolic
+from sbp.sizes.scope import symbolic_in
 from sbp.trace.graph import Graph
 
 # ---- plans that are kept ------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class Jitted:
         """
         try:
             reader, signature = self._read(args, kwargs)
-            if is_symbolic(signature.avals):
+            if symbolic_in(signature.avals):
                 return sized_report(reader, signature)
             return self._plan_of(reader, signature).report()
         except SbpError as error:

@@ -54,7 +54,6 @@ from sbp.sizes.scope import (
     Scope,
     Solver,
     explore,
-    is_symbolic,
     map_sizes,
     minimal,
     numbers,
@@ -113,7 +112,7 @@ def _boundary(graph: Graph, typing: Typing) -> Iterator[Claim]:
     for kind, group in (("input", ins), ("output", outs)):
         for position, (name, operand, codes) in enumerate(group):
             padded, aval = typing.request.demand.is_padded(kind, position), graph.aval(operand)
-            if is_symbolic([aval]) and any(c > 0 for c in codes):
+            if symbolic_in([aval]) and any(c > 0 for c in codes):
                 yield _holding(f"{kind} {name}", aval.shape, codes, typing.mesh, padded=padded)
 
 
@@ -163,7 +162,7 @@ def _large(
     mesh, codes = typing.mesh, typing.codes_at(decision.place)
     whole = tuple(program.avals[decision.makes[0]].shape)
     shape = whole if decision.place[0] == "value" else whole[1:]  # a slice of a stacked result
-    if any(c > 0 and is_symbolic([(shape[c - 1],)]) for c in codes):
+    if any(c > 0 and symbolic_in([(shape[c - 1],)]) for c in codes):
         yield Claim(
             text=(
                 f"a value of {node.op} of shape {shape_text(shape)} is large enough for"
@@ -193,7 +192,7 @@ def _row(node: Node, program: Graph, typing: Typing) -> Iterator[Claim]:
         }
 
     same = all(v is node.params[k] for k, v in lifted(lambda size: None).items())
-    if same and not is_symbolic([*avals[0], *avals[1]]):
+    if same and not symbolic_in([*avals[0], *avals[1]]):
         return
     if not any(c for t in (*row.ins, *row.outs) for c in t):
         return  # all B is always a row
@@ -275,7 +274,7 @@ def element_claims(graph: Graph) -> list[Claim]:
     claims: list[Claim] = []
     for node in graph.walk():
         shapes = [tuple(graph.aval(o).shape) for o in (*node.inputs[:1], *node.outputs[:1])]
-        if traits_of(node.op).regroups and is_symbolic(shapes):
+        if traits_of(node.op).regroups and symbolic_in(shapes):
             left, right = element_products(*shapes)
             if str(left) != str(right):
                 claims.append(_equal_elements(shapes, *equation(left, right), node.span))

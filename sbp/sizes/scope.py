@@ -123,14 +123,9 @@ def symbols_in(text: str) -> frozenset[str]:
     return frozenset(n.id for n in tree if isinstance(n, ast.Name)) - INTEGERS.keys()
 
 
-def is_symbolic(shapes: Iterable[Any]) -> bool:
-    """Whether any shape has a symbolic size; arrays and avals count with their shapes."""
-    return any(jax.export.is_symbolic_dim(d) for x in shapes for d in getattr(x, "shape", x))
-
-
-def symbolic_in(avals: Iterable[Any]) -> list[Any]:
-    """The symbolic sizes of some shapes."""
-    return [d for a in avals for d in a.shape if jax.export.is_symbolic_dim(d)]
+def symbolic_in(shapes: Iterable[Any]) -> list[Any]:
+    """The symbolic sizes of some shapes; arrays and avals count with their shapes."""
+    return [d for x in shapes for d in getattr(x, "shape", x) if jax.export.is_symbolic_dim(d)]
 
 
 def refuse_symbolic(avals: Iterable[Any], what: str) -> None:
@@ -140,7 +135,7 @@ def refuse_symbolic(avals: Iterable[Any], what: str) -> None:
       SbpError: `symbolic-sizes` for a shape with a symbolic size.
     """
     for aval in avals:
-        if is_symbolic([aval]):
+        if symbolic_in([aval]):
             raise SbpError(
                 f"{what} needs concrete sizes, got the shape {shape_text(aval.shape)}; give"
                 " numbers, and use .check for symbolic sizes",
@@ -189,7 +184,7 @@ def map_sizes(value: Any, of: Callable[[Any], Any]) -> Any:
         case dict():
             return {k: map_sizes(v, of) for k, v in value.items()}
         case _ if (
-            hasattr(value, "shape") and hasattr(value, "update") and is_symbolic([value])
+            hasattr(value, "shape") and hasattr(value, "update") and symbolic_in([value])
         ):  # an aval
             return value.update(shape=map_sizes(tuple(value.shape), of))
         case _ if is_dataclass(value) and not isinstance(value, type | Graph):
@@ -199,7 +194,7 @@ def map_sizes(value: Any, of: Callable[[Any], Any]) -> Any:
             same = all(v is getattr(value, k) for k, v in changed.items())
             return value if same else replace(value, **changed)
         case _:
-            if _jax.is_jaxpr(value) and is_symbolic(_jax.avals_in(value)):
+            if _jax.is_jaxpr(value) and symbolic_in(_jax.avals_in(value)):
                 raise SbpError(
                     "a symbolic size inside of a body that sbp does not type", code="symbolic-sizes"
                 )
