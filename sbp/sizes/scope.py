@@ -29,7 +29,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import lru_cache, partialmethod, reduce
+from functools import cache, lru_cache, partialmethod, reduce
 from typing import Any, TypeVar
 
 import jax
@@ -316,6 +316,9 @@ class Scope:
       names: the symbols.
       constraints: texts, such as `b >= 2` and `mod(b, 4) == 0`.
 
+    Attributes:
+      always: says whether Z3 shows that a region is the whole scope.
+
     >>> scope = Scope(("b",), ("mod(b, 4) == 0",))
     >>> scope.allows({"b": 8}), scope.allows({"b": 6})
     (True, False)
@@ -326,7 +329,7 @@ class Scope:
     def __init__(self, names: Iterable[str], constraints: Iterable[str]) -> None:
         self.constraints = tuple(dict.fromkeys(constraints))
         self.names = tuple(sorted({*names, *(s for c in self.constraints for s in symbols_in(c))}))
-        self._always: dict[Region, bool] = {}
+        self.always = cache(lambda region: Solver(self).shows([region]))
 
     def allows(self, point: Point) -> bool:
         """Whether a point is in the scope."""
@@ -345,12 +348,6 @@ class Scope:
         own = [c for c in self.constraints if c not in terms]
         kept = minimal(own, lambda c: Scope(self.names, (*c, *terms)).always(self.constraints))
         return (*kept, *terms)
-
-    def always(self, region: Region) -> bool:
-        """Whether Z3 shows that a region is the whole scope."""
-        if region not in self._always:
-            self._always[region] = Solver(self).shows([region])
-        return self._always[region]
 
     def points(self, count: int = SMALL) -> Iterator[Point]:
         """Points of the scope by their largest size, smallest first.
