@@ -280,11 +280,10 @@ class Demand:
 
     def partial_inputs(self, graph: Graph) -> dict[int, frozenset[str]]:
         """The monoids of the program's inputs that are pinned partial."""
-        found = {
+        return {
             value: frozenset(MONOIDS[-1 - c] for c in wanted or () if c is not None and c < 0)
             for value, wanted in zip(graph.inputs, self.inputs, strict=True)
         }
-        return {value: monoids for value, monoids in found.items() if monoids}
 
 
 JOINT_AXES = 3
