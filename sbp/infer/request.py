@@ -392,8 +392,7 @@ class Request:
     @functools.cached_property
     def communicates(self) -> bool:
         """Whether kernels with collectives are allowed anywhere in the program."""
-        scoped = (self.rules(n) for n in self.graph.walk() if "sbp_policy." in n.scope)
-        return any("auto" in rules.policies for rules in (self.rules(None), *scoped))
+        return any("auto" in policies for policies in self._policies)
 
     @property
     def table(self) -> RowTable:
@@ -546,9 +545,6 @@ class Request:
         backward = value in self.late or (
             node is not None and (node.backward or not self.late.isdisjoint(node.outputs))
         )
-        return self._rules_of(scope, backward=backward, in_loop=in_loop, free=free)
-
-    def _rules_of(self, scope: str, *, backward: bool, in_loop: bool, free: bool) -> Rules:
         key = scope, backward, in_loop, free
         if key not in self._rules:
             names = self.mesh.names
@@ -570,18 +566,18 @@ class Request:
         return {}
 
     @functools.cached_property
+    def _policies(self) -> frozenset[tuple[Policy, ...]]:
+        """The policies of all mesh axes at some place of the program."""
+        scoped = (n for n in self.graph.walk() if "sbp_policy." in n.scope)
+        return frozenset(self.rules(n).policies for n in (None, *scoped))
+
+    @functools.cached_property
     def strictest(self) -> Rules:
         """Rules that allow a conversion only where every place of the program allows it."""
-        scopes = {n.scope for n in self.graph.walk() if "sbp_policy." in n.scope}
-        every = [
-            self.rules(None),
-            *(self._rules_of(s, backward=False, in_loop=False, free=False) for s in scopes),
-        ]
-        policies: list[Policy] = [
-            POLICIES[max(POLICIES.index(r.policies[k]) for r in every)]
-            for k in range(len(self.mesh.names))
-        ]
-        return Rules(tuple(policies), tuple(self.ban(b) for b in self.budgets))
+        policies = tuple(
+            POLICIES[max(map(POLICIES.index, own))] for own in zip(*self._policies, strict=True)
+        )
+        return Rules(policies, tuple(self.ban(b) for b in self.budgets))
 
     def origin(self, node: Node | None, position: int) -> Literal["program", "axis", "region"]:
         """Where the policy of a mesh axis comes from.
