@@ -28,8 +28,8 @@ from sbp.infer.space import Code, decode, encode
 from sbp.infer.typing import Typing, certify, typing_fields
 from sbp.kinds import show
 from sbp.limits import policies_in
+from sbp.plan.fit import with_recomputation
 from sbp.plan.program import Cost, Program, node_place, resolve, shape_text
-from sbp.plan.recompute import with_recomputation
 from sbp.plan.saving import Repeat, repeats, save
 from sbp.trace.graph import Constant, Graph, Operand
 from sbp.types import MONOIDS, Broadcast, Split, Unreduced
