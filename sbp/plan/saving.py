@@ -184,7 +184,15 @@ def repeats(typing: Typing, block: Block) -> tuple[Repeat, ...]:
       typing: the types.
       block: the program lowered with them.
     """
-    return _Search(typing).repeats(block)
+    search, readers = _Search(typing), _readers(block)
+    for instruction in block.instructions:
+        if isinstance(instruction, Loop) and instruction.node.op == SCAN:
+            (body,) = instruction.blocks
+            inside = _readers(body)
+            for inner in body.instructions:
+                search.see(inner, instruction, inside)
+        search.see(instruction, None, readers)
+    return tuple(search.found.values())
 
 
 def save(typing: Typing, chosen: tuple[Repeat, ...]) -> Typing:
@@ -192,7 +200,16 @@ def save(typing: Typing, chosen: tuple[Repeat, ...]) -> Typing:
 
     Its graph is a rewritten one: readers of a repeated value read the first value.
     """
-    return _Saving(typing, chosen).typing()
+    saving = _Saving(typing, chosen)
+    graph = saving.block(typing.graph, saving.here, top=True)
+    return replace(
+        typing,
+        graph=replace(graph, avals=saving.avals),
+        values=saving.values,
+        rows=saving.rows,
+        region_outputs=saving.returned,
+        saved_seconds=sum(r.seconds for r in chosen),
+    )
 
 
 class _Search:
@@ -205,17 +222,6 @@ class _Search:
         self.numbers.enter(typing.graph)
         self.made: dict[tuple[Any, Codes], tuple[int, Loop | None]] = {}
         self.found: dict[tuple[int | None, int], Repeat] = {}
-
-    def repeats(self, block: Block) -> tuple[Repeat, ...]:
-        readers = _readers(block)
-        for instruction in block.instructions:
-            if isinstance(instruction, Loop) and instruction.node.op == SCAN:
-                (body,) = instruction.blocks
-                inside = _readers(body)
-                for inner in body.instructions:
-                    self.see(inner, instruction, inside)
-            self.see(instruction, None, readers)
-        return tuple(self.found.values())
 
     def see(
         self,
@@ -340,18 +346,6 @@ class _Saving:
         # Of several equal values the first one is read.
         self.here = {r.value: r.first for r in reversed(chosen) if r.loop is None}
         self.kept = {r.value: r.codes for r in chosen}
-
-    def typing(self) -> Typing:
-        """The rewritten typing."""
-        graph = self.block(self.old.graph, self.here, top=True)
-        return replace(
-            self.old,
-            graph=replace(graph, avals=self.avals),
-            values=self.values,
-            rows=self.rows,
-            region_outputs=self.returned,
-            saved_seconds=sum(r.seconds for r in self.chosen),
-        )
 
     def block(self, graph: Graph, instead: dict[int, int], *, top: bool = False) -> Graph:
         """A graph whose nodes read other values, without the operations that nothing reads then.
