@@ -5,7 +5,7 @@ others."""
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from jax import lax
@@ -463,39 +463,29 @@ def _precision(node: Node) -> Literal["default", "high", "highest"]:
     )
 
 
-class KernelExchange(NamedTuple):
-    """Seconds of a collective in a kernel or in a hand-written region.
-
-    Attributes:
-      positions: of its mesh axes.
-      kind: the collective.
-      before: seconds that run before the work of the kernel.
-      beside: seconds on the links while the kernel works.
-    """
-
-    positions: tuple[int, ...]
-    kind: str
-    before: float
-    beside: float
-
-
-def exchanges(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> Iterator[KernelExchange]:
+def exchanges(
+    graph: Graph, node: Node, row: NdRow, mesh: MeshSpec
+) -> Iterator[tuple[tuple[int, ...], str, float, float]]:
     """The collectives in the kernels of a row or in a hand-written region, in the order in which
-    they run; arguments as `row_seconds`."""
+    they run; arguments as `row_seconds`.
+
+    Yields:
+      The positions of its mesh axes; its kind; seconds that run before the work of the kernel;
+      seconds on the links while the kernel works.
+    """
     for run in collective_runs(node) if node.op == SHARD_MAP else ():
         positions = tuple(sorted(map(mesh.names.index, run.mesh_axes)))
         kind = SENT_AS[KINDS[run.node.op]].replace("broadcast", "permute")
         seconds = mesh.collective(kind, positions).of(run.bytes_per_device, run.runs)
-        yield KernelExchange(positions, kind, seconds, 0.0)
+        yield positions, kind, seconds, 0.0
     for position, sent in row_sends(graph, node, row, mesh):
         collective = mesh.collective(sent.kind, (position,))
         if kernel_named(row.kernels[position]).overlaps:
             started = STEP_LATENCIES * sent.rounds * collective.seconds
             beside = sent.bytes * collective.seconds_per_byte
-            yield KernelExchange((position,), sent.kind, started, beside)
+            yield (position,), sent.kind, started, beside
         else:
-            seconds = collective.of(sent.bytes, sent.rounds)
-            yield KernelExchange((position,), sent.kind, seconds, 0.0)
+            yield (position,), sent.kind, collective.of(sent.bytes, sent.rounds), 0.0
 
 
 def row_seconds(
@@ -513,9 +503,9 @@ def row_seconds(
       shares: how much of what the operation reads and writes reaches memory.
     """
     seconds, hidden = max(local_seconds(graph, node, row, mesh, shares)), 0.0
-    for exchange in exchanges(graph, node, row, mesh):
-        seconds += exchange.before
-        hidden = max(hidden, exchange.beside)
+    for *_, before, beside in exchanges(graph, node, row, mesh):
+        seconds += before
+        hidden = max(hidden, beside)
     return max(seconds, hidden)
 
 
@@ -594,23 +584,16 @@ def product_seconds(
     return flops / rate * max(1.0, hardware.product_rows / max(1, rows))
 
 
-class LocalSeconds(NamedTuple):
-    """Seconds of a node's local work; the longer one counts, since they run at the same time.
-
-    Attributes:
-      compute: of floating-point operations of products.
-      memory: of bytes moved to or from a memory.
-    """
-
-    compute: float
-    memory: float
-
-
 def local_seconds(
     graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, shares: MemoryShares
-) -> LocalSeconds:
+) -> tuple[float, float]:
     """Seconds of a node's local work on one device, without its collectives; arguments as
-    `row_seconds`."""
+    `row_seconds`.
+
+    Returns:
+      Seconds of floating-point operations of products; seconds of bytes moved to or from a memory.
+      The longer one counts, since they run at the same time.
+    """
     if node.op == SHARD_MAP:
         return _body_seconds(node.params["body"], mesh)
     hardware = mesh.hardware
@@ -628,30 +611,28 @@ def local_seconds(
     traffic, traits = sum(of_each), traits_of(node.op)
     if node.op == TRANSFER:
         # Half is read, half is written.
-        return LocalSeconds(0.0, 0.5 * traffic / hardware.host_bytes_per_second)
+        return 0.0, 0.5 * traffic / hardware.host_bytes_per_second
     if computes_in_host(node, [graph.aval(o) for o in (*node.inputs, *node.outputs)]):
         # Taken to run at the rate of copies.
-        return LocalSeconds(0.0, traffic / hardware.host_bytes_per_second)
+        return 0.0, traffic / hardware.host_bytes_per_second
     if traits.flops is None:
         fraction = FUSED_FRACTION if traits.fusion == "partly" else FREE_FRACTION
         moved = sum(
             size * (fraction if share is None else share)
             for size, share in zip(of_each, shares.of(node), strict=True)
         )
-        return LocalSeconds(0.0, moved / hardware.hbm_bytes_per_second)
+        return 0.0, moved / hardware.hbm_bytes_per_second
     for size, share in zip(of_each, shares.of(node), strict=True):
         if share is not None and size <= hardware.fast_memory_bytes:
             traffic -= (1.0 - share) * size
     traffic += row_traffic(graph, node, row, mesh)
     work = math.prod(kernel_named(name).work for name in set(row.kernels))
-    return LocalSeconds(
-        work * product_seconds(graph, node, ins, outs, hardware),
-        traffic / hardware.hbm_bytes_per_second,
-    )
+    compute = work * product_seconds(graph, node, ins, outs, hardware)
+    return compute, traffic / hardware.hbm_bytes_per_second
 
 
-def _body_seconds(body: Graph, mesh: MeshSpec) -> LocalSeconds:
-    """Seconds of the local work in a hand-written region, whose operands are shards."""
+def _body_seconds(body: Graph, mesh: MeshSpec) -> tuple[float, float]:
+    """The local work in a hand-written region, whose operands are shards, as `local_seconds`."""
     compute, memory = 0.0, 0.0
     for node in body.nodes:
         if node.op in KINDS:
@@ -659,6 +640,6 @@ def _body_seconds(body: Graph, mesh: MeshSpec) -> LocalSeconds:
         row = NdRow.whole(len(node.inputs), len(node.outputs), len(mesh.sizes))
         inner = [_body_seconds(region, mesh) for region in node.regions]
         own = local_seconds(body, node, row, mesh, MemoryShares())
-        compute += amount(node, [x.compute for x in inner]) if inner else own.compute
-        memory += amount(node, [x.memory for x in inner]) if inner else own.memory
-    return LocalSeconds(compute, memory)
+        compute += amount(node, [x for x, _ in inner]) if inner else own[0]
+        memory += amount(node, [x for _, x in inner]) if inner else own[1]
+    return compute, memory

@@ -153,18 +153,20 @@ class Schedule:
     def _apply(self, here: Interval, done: Apply) -> Iterator[Interval]:
         graph, mesh, node, begin = self.program.graph, self.program.mesh, done.node, self.seconds
         found = [
-            (one, self._named(here, one.kind, one.positions))
-            for one in exchanges(graph, node, done.row, mesh)
+            (self._named(here, kind, positions), before, beside)
+            for positions, kind, before, beside in exchanges(graph, node, done.row, mesh)
         ]
-        yield from (self._next(exchange, one.before) for one, exchange in found if one.before)
+        yield from (self._next(exchange, before) for exchange, before, _ in found if before)
         shares = self.program.typing.graph_request.memory_shares
-        local = local_seconds(graph, node, done.row, mesh, shares)
-        bound = "compute" if local.compute >= local.memory else "memory"
+        compute, memory = local_seconds(graph, node, done.row, mesh, shares)
+        bound = "compute" if compute >= memory else "memory"
         flops = here.runs * _flops(graph, node)
-        yield self._next(here._replace(what=node.name, bound=bound, flops=flops), max(local))
-        for one, exchange in found:
-            if one.beside:
-                seconds = here.runs * one.beside
+        yield self._next(
+            here._replace(what=node.name, bound=bound, flops=flops), max(compute, memory)
+        )
+        for exchange, _, beside in found:
+            if beside:
+                seconds = here.runs * beside
                 late = max(0.0, begin + seconds - self.seconds)
                 yield exchange._replace(start=begin, seconds=seconds, waited=late)
                 self.seconds += late
