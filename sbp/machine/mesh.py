@@ -610,12 +610,7 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
 
 
 # ---- the user's mesh ----------------------------------------------------------------------------
-# The mesh that the user sets with `jax.set_mesh`.
-
-
-def no_mesh() -> contextlib.AbstractContextManager[Any]:
-    """Hides the caller's mesh context, so that traced equations carry no mesh."""
-    return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+# The mesh that the user sets with `jax.set_mesh`. Under an empty one, traced equations carry none.
 
 
 def other_mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> AbstractMesh | None:
@@ -642,7 +637,7 @@ def users_mesh(
     else:
         auto = (AxisType.Auto,) * len(mesh.axis_names)
         shown = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=auto)
-        with jax.sharding.use_abstract_mesh(shown) if other else no_mesh():
+        with jax.sharding.use_abstract_mesh(shown if other else AbstractMesh((), ())):
             yield None
 
 
@@ -682,7 +677,7 @@ def call_without_mesh(fn: Callable[..., Any], *args: Any) -> Any:
     JAX types have no sharding."""
 
     def call(*args: Any) -> Any:
-        with no_mesh():
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
             return fn(*args)
 
     explicit = AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
