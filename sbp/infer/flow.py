@@ -248,7 +248,7 @@ def flow_of(graph: Graph, ties: Mapping[int, int] | None = None) -> Flow:
                 position=position,
             )
         )
-    walk.visit(graph, _Here())
+    walk.visit(graph)
     for position, operand in enumerate(graph.outputs):
         place = "output", position
         decision = Decision(kind="output", place=place, aval=graph.aval(operand), position=position)
@@ -273,17 +273,9 @@ def flow_of(graph: Graph, ties: Mapping[int, int] | None = None) -> Flow:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Here:
-    """The place that the walk has reached: how often it runs in one run of the program, and whether
-    it is inside a loop."""
-
-    weight: float = 1.0
-    in_loop: bool = False
-
-
 class _Walk:
-    """Lists decisions and edges in program order."""
+    """Lists decisions and edges in program order. Its methods take how often a place of the program
+    runs in one run of the program, and whether it is inside a loop."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -298,26 +290,26 @@ class _Walk:
         self.makers.update(dict.fromkeys(decision.makes, end))
         return end
 
-    def visit(self, graph: Graph, here: _Here) -> None:
+    def visit(self, graph: Graph, weight: float = 1.0, in_loop: bool = False) -> None:
         made = (*graph.inputs, *(v for node in graph.nodes for v in node.outputs))
-        self.weights.update(dict.fromkeys(made, here.weight))
+        self.weights.update(dict.fromkeys(made, weight))
         for node in graph.nodes:
             if node.regions:
-                self.regions(node, here)
+                self.regions(node, weight, in_loop)
             elif node.op in SAME:
-                self.values(node, here)
+                self.values(node, weight, in_loop)
             else:
-                self.row(node, here)
+                self.row(node, weight, in_loop)
 
-    def row(self, node: Node, here: _Here) -> None:
+    def row(self, node: Node, weight: float, in_loop: bool) -> None:
         number = self.decide(
             Decision(
                 kind="row",
                 place=("row", node.id),
                 makes=node.outputs,
                 node=node,
-                weight=here.weight,
-                in_loop=here.in_loop,
+                weight=weight,
+                in_loop=in_loop,
             )
         ).variable
         self.edges += [
@@ -328,8 +320,8 @@ class _Walk:
                 end=End(number, i),
                 node=node,
                 number=i,
-                weight=here.weight,
-                in_loop=here.in_loop,
+                weight=weight,
+                in_loop=in_loop,
             )
             for i, operand in enumerate(node.inputs)
         ]
@@ -348,7 +340,7 @@ class _Walk:
             )
         )
 
-    def values(self, node: Node, here: _Here) -> None:
+    def values(self, node: Node, weight: float, in_loop: bool) -> None:
         """An annotation or barrier: each result is its operand, in a type of its own."""
         for i, (operand, value) in enumerate(zip(node.inputs, node.outputs, strict=True)):
             self.edges.append(
@@ -359,24 +351,22 @@ class _Walk:
                     end=self.value(node, value),
                     node=node,
                     number=i,
-                    weight=here.weight,
-                    in_loop=here.in_loop,
+                    weight=weight,
+                    in_loop=in_loop,
                 )
             )
 
-    def regions(self, node: Node, here: _Here) -> None:
+    def regions(self, node: Node, weight: float, in_loop: bool) -> None:
         """A scan, while or cond. The results of a loop are read after all its regions are walked,
         the results of a branch directly after the branch."""
         interface = interface_of(node)
         trips, branches = (weighed_trips(node), 1) if interface.loop else (1, len(node.regions))
-        inside = _Here(
-            weight=here.weight * trips / branches, in_loop=interface.loop or here.in_loop
-        )
-        entered = [self.enter(node, e, here) for e in interface.entries]
+        inner, looped = weight * trips / branches, interface.loop or in_loop
+        entered = [self.enter(node, e, weight, in_loop) for e in interface.entries]
         results = () if interface.loop else tuple(self.value(node, v) for v in node.outputs)
         waiting: list[Exit] = []
         for number, region in enumerate(node.regions):
-            self.visit(region, inside)
+            self.visit(region, inner, looped)
             waiting += interface.leaving(number)
             if not interface.loop or region is node.regions[-1]:
                 for left in waiting:
@@ -396,13 +386,13 @@ class _Walk:
                             node=node,
                             number=left.output,
                             exit=left,
-                            weight=inside.weight,
-                            in_loop=inside.in_loop,
+                            weight=inner,
+                            in_loop=looped,
                         )
                     )
                 waiting = []
 
-    def enter(self, node: Node, entry: Entry, here: _Here) -> End:
+    def enter(self, node: Node, entry: Entry, weight: float, in_loop: bool) -> End:
         """An operand of regions. It has one type in all regions that it enters; a carry has the
         same type where it leaves."""
         values = tuple(node.regions[r].inputs[position] for r, position in entry.inputs)
@@ -430,8 +420,8 @@ class _Walk:
                 node=node,
                 number=entry.operand,
                 entry=entry,
-                weight=here.weight,
-                in_loop=here.in_loop,
+                weight=weight,
+                in_loop=in_loop,
             )
         )
         return end
