@@ -16,7 +16,6 @@ from sbp.explain.origins import ConversionNeed, ConversionReason, Link, Origins
 from sbp.explain.pin_changes import pin_boundary, pin_nodes, pin_subject
 from sbp.explain.subjects import Subject, Subjects, Types, ValueName, changed_axes
 from sbp.infer.check import CheckResult, check
-from sbp.infer.choose import EndCondition
 from sbp.infer.constraints import pin_sites
 from sbp.infer.flow import Place
 from sbp.infer.request import Request
@@ -124,12 +123,16 @@ def plan_deferred(request: Request, group: "Group", need: ConversionNeed) -> Pro
         and (reader.op, reader.span, reader.backward) == (node.op, node.span, node.backward)
     ]
     returned: Place = "result", node.id, need.region, need.number
-    places = dict.fromkeys(reads if need.is_read else [returned])
-    held = [EndCondition(at=at, codes=codes, differs=is_row) for at in places]
+
+    def admits(have: Codes) -> bool:
+        """Of another row, whether it differs on one of the axes; else whether it agrees on all."""
+        return is_row != all(w in (None, c) for w, c in zip(codes, have, strict=True))
+
+    conditions = dict.fromkeys(reads if need.is_read else [returned], admits)
     present = {n.id for n in request.graph.walk()}
     # Others are in the program since conversions were shared.
-    known = all(h.at[1] in present for h in held)
-    program = PlanSearch(request, conditions=held).cheapest() if known else None
+    known = all(at[1] in present for at in conditions)
+    program = PlanSearch(request, conditions=conditions).cheapest() if known else None
     if program is None:
         return Refusal("elsewhere", request)
     return program if program.fits else Refusal("memory", request)

@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -383,30 +383,6 @@ class Problem:
 # ---- choice --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndCondition:
-    """A condition on the type of a value at one end.
-
-    An annotation cannot express it, since any reader may convert the result of an annotation.
-
-    Arguments:
-      at: the place of the read: the operand of a node, in the type that its row reads or in which
-        it enters a region; or a result of a region.
-      codes: a code for each mesh axis, None for any.
-      differs: whether the type must differ from `codes` on one of these axes; otherwise it must
-        agree on all.
-    """
-
-    at: Place
-    codes: tuple[int | None, ...]
-    differs: bool = False
-
-    def admits(self, have: Codes) -> bool:
-        """Whether a type meets the condition."""
-        agrees = all(want is None or want == c for want, c in zip(self.codes, have, strict=True))
-        return agrees != self.differs
-
-
 NEAR = 0.02
 """Gap of a solution on all mesh axes, as a share of its cost, below which no two of them are
 searched again: such searches rarely improve it."""
@@ -429,7 +405,7 @@ def choose(
     live: frozenset[tuple[int, bool]] = frozenset(),
     shares: Mapping[int, float] = NOTHING,
     cutoff: float = math.inf,
-    conditions: Sequence[EndCondition] = (),
+    conditions: Mapping[Place, Callable[[Codes], bool]] | None = None,
 ) -> Typing | None:
     """Chooses the cheapest typing of a program.
 
@@ -441,8 +417,10 @@ def choose(
       shares: for each value that is computed more than once, the share of a conversion's seconds
         that is charged, from 0 to 1. The seconds to store the result are charged in any case.
       cutoff: seconds. Where a bound shows that every typing takes more, any typing may be returned.
-      conditions: on the typing. Rows that `sbp.infer.cost.undominated_rows` leaves out are not
-        tried.
+      conditions: which types a value may have where it is read, by the place of the read: the
+        operand of a node, in the type that its row reads or in which it enters a region; or a
+        result of a region. An annotation cannot express it, since any reader may convert the result
+        of an annotation. Rows that `sbp.infer.cost.undominated_rows` leaves out are not tried.
 
     Returns:
       The typing, or None when there is none under the policy and the conditions.
@@ -451,9 +429,9 @@ def choose(
 
     def problem(window: Window | None) -> Problem:
         found = Problem(request, byte_price, live, shares, window)
-        for condition in conditions:
-            end = reads[condition.at].end
-            admitted = np.array([condition.admits(t) for t in found.codes(end)], dtype=bool)
+        for at, admits in (conditions or {}).items():
+            end = reads[at].end
+            admitted = np.array([admits(t) for t in found.codes(end)], dtype=bool)
             found.costs.add_unary(end.variable, np.where(admitted, 0.0, np.inf))
         return found
 
