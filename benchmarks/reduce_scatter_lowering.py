@@ -20,7 +20,7 @@ from benchmarks.hlo.schedule import step_time
 from benchmarks.hlo.traffic import bytes_by_kind, collectives
 from sbp.machine.hardware import Arrangement, arrangement
 from sbp.machine.mesh import mesh_spec
-from sbp.run.boxing import Boxing, run_scatter
+from sbp.run.boxing import reduce_scatter, run_scatter
 
 
 def measure(topology: str, shape: tuple[int, ...], *, staged: bool) -> dict[str, float]:
@@ -38,9 +38,9 @@ def measure(topology: str, shape: tuple[int, ...], *, staged: bool) -> dict[str,
     hardware = replace(
         mesh_spec(mesh).hardware, whole_scatter_devices=0 if staged else len(devices)
     )
-    boxing, n = Boxing(mesh_spec(mesh, hardware)), shape[-1]
+    spec, n = mesh_spec(mesh, hardware), shape[-1]
     scattered = jax.shard_map(
-        lambda x: boxing.reduce_scatter(x, "sum", names[-1], n, 0, x.shape[0] // n),
+        lambda x: reduce_scatter(x, "sum", names[-1], 0, x.shape[0] // n, spec),
         mesh=mesh,
         in_specs=PartitionSpec(),
         out_specs=PartitionSpec(names[-1]),

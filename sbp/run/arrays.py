@@ -21,7 +21,7 @@ from sbp.infer.accumulation import Reduction, is_real, wide
 from sbp.infer.space import TypeSpace, from_type
 from sbp.kinds import Kind, check_alive, is_whole, made_of, or_none, reduce_dtype_name, show, takes
 from sbp.machine.mesh import MESH, mesh_spec
-from sbp.run.boxing import Boxing
+from sbp.run.boxing import run_steps
 from sbp.run.execute import is_simulated, own_mesh, partition_spec, place_array
 from sbp.signatures.factors import admissible
 from sbp.signatures.kernels.shards import padded_blocks, reduce_dims, sum_dtype
@@ -239,11 +239,11 @@ def _reducer(
     forced = frozenset((k, c - 1) for k, c in enumerate(source) if c > 0)
     sums = Reduction(wide(dtype, reduce_dtype))
     space = TypeSpace(shape, dtype.itemsize, spec, monoids, forced, sums)
-    steps, boxing = space.path(source, target), Boxing(spec)
+    steps = space.path(source, target)
     after = partition_spec(target, spec, len(shape))
 
     def body(part: Any) -> Any:
-        return boxing.run(part.reshape(part.shape[len(axes) :]), shape, steps)
+        return run_steps(part.reshape(part.shape[len(axes) :]), shape, steps, spec)
 
     before = PartitionSpec(*axes, *after)
     mapped = jax.shard_map(

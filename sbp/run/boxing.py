@@ -129,173 +129,169 @@ def _first(x: Any, dim: int, size: int) -> Any:
     return x if x.shape[dim] == size else lax.slice_in_dim(x, 0, size, axis=dim)
 
 
-class Boxing:
-    """Runs boxing steps of one mesh.
+def run_steps(x: Any, global_shape: Sequence[int], steps: Sequence[Step], mesh: MeshSpec) -> Any:
+    """Applies steps in order to a shard. PRNG keys are sent as their words.
 
     Arguments:
+      x: the shard.
+      global_shape: shape of the whole tensor.
+      steps: the steps of a conversion.
       mesh: the mesh.
     """
-
-    def __init__(self, mesh: MeshSpec) -> None:
-        self.mesh = mesh
-
-    def run(self, x: Any, global_shape: Sequence[int], steps: Sequence[Step]) -> Any:
-        """Applies steps in order to a shard. PRNG keys are sent as their words.
-
-        Arguments:
-          x: the shard.
-          global_shape: shape of the whole tensor.
-          steps: the steps of a conversion.
-        """
-        if steps and _jax.is_extended(x.dtype):
-            impl = jax.random.key_impl(x)
-            words = jax.random.key_data(x)
-            return jax.random.wrap_key_data(
-                self.run(words, (*global_shape, *words.shape[x.ndim :]), steps), impl=impl
-            )
-        for step in steps:
-            x = self.step(x, global_shape, step)
-        return x
-
-    def step(self, x: Any, global_shape: Sequence[int], step: Step) -> Any:
-        """Applies one step.
-
-        Arguments:
-          x: the shard, in the type that the step starts from.
-          global_shape: shape of the whole tensor.
-          step: the step.
-
-        Returns:
-          The shard in the type that the step ends in.
-        """
-        if not step.mesh_axes:
-            return jax.device_put(x, _jax.space_of(step.kind == "to_host"))
-        names = tuple(self.mesh.names[i] for i in step.mesh_axes)
-        position = step.mesh_axes[0]
-        n = math.prod(self.mesh.sizes[i] for i in step.mesh_axes)
-        before, after = decode(step.source[position]), decode(step.target[position])
-        there = local_shape(global_shape, step.target, self.mesh.sizes)
-        if 0 in global_shape:
-            return jnp.zeros(there, x.dtype)  # without elements there is nothing to send
-        match step.kind, before, after:
-            case "all_reduce", _, _ if step.wide and step.wide.dim is not None:
-                dim = step.wide.dim
-                total = self.wide_block(x, names, n, (dim, -(-x.shape[dim] // n)), step.wide)
-                whole = lax.all_gather(total, names, axis=dim, tiled=True)
-                return _first(whole, dim, there[dim])
-            case "reduce_scatter", _, Split(dim=d) if step.wide:
-                return self.wide_block(x, names, n, (d, there[d]), step.wide)
-            case "all_reduce", Unreduced(monoid=monoid), _:
-                return self.all_reduce(x, monoid, names, n)
-            case "reduce_scatter", Unreduced(monoid=monoid), Split(dim=d):
-                return self.reduce_scatter(x, monoid, names[0], n, d, there[d])
-            case "all_gather", Split(dim=d), _ if len(names) == 1:
-                return _first(lax.all_gather(x, names[0], axis=d, tiled=True), d, there[d])
-            case "all_gather", _, _:
-                return self.all_gather(x, global_shape, step)
-            case "all_to_all", Split(dim=d), Split(dim=e):
-                x = pad_dim(x, e, n * there[e])
-                joined = lax.all_to_all(x, names[0], split_axis=e, concat_axis=d, tiled=True)
-                joined = _first(joined, d, there[d])
-                # The TPU compiler would lay the columns of an exchange out as rows, and copy every
-                # array that meets it into that layout (tests/tpu/test_compiled_memory.py).
-                relaid = self.mesh.hardware.platform == "tpu" and joins_lanes(x.shape, there)
-                return in_rows(joined) if relaid else joined
-            case "slice", _, Split(dim=d):
-                x = _apart(pad_dim(x, d, n * there[d]))
-                start = lax.axis_index(names[0]) * there[d]
-                part = lax.dynamic_slice_in_dim(x, start, there[d], d, allow_negative_indices=False)
-                return _apart(part)
-            case "mask", _, Unreduced(monoid=monoid):
-                if monoid not in ("sum", "prod"):
-                    return x
-                return jnp.where(lax.axis_index(names[0]) == 0, x, neutral(monoid, x.dtype))
-            case "zero_pad", Split(dim=d), Unreduced(monoid=monoid):
-                shape = (*x.shape[:d], n * x.shape[d], *x.shape[d + 1 :])
-                whole = jnp.full(shape, neutral(monoid, x.dtype))
-                start = lax.axis_index(names[0]) * x.shape[d]
-                whole = lax.dynamic_update_slice_in_dim(whole, x, start, d)
-                return _first(whole, d, there[d])
-            case _:
-                raise SbpInternalError(f"no kernel for boxing step {step}")
-
-    def all_gather(self, x: Any, global_shape: Sequence[int], step: Step) -> Any:
-        """One all-gather over several mesh axes. Blocks are joined inner axis first, and padding is
-        cut where sizes do not divide."""
-        sizes = [self.mesh.sizes[i] for i in step.mesh_axes]
-        x = lax.all_gather(x, tuple(self.mesh.names[i] for i in step.mesh_axes), axis=0).reshape(
-            *sizes, *x.shape
+    if steps and _jax.is_extended(x.dtype):
+        impl = jax.random.key_impl(x)
+        words = jax.random.key_data(x)
+        return jax.random.wrap_key_data(
+            run_steps(words, (*global_shape, *words.shape[x.ndim :]), steps, mesh), impl=impl
         )
-        joined = list(step.source)
-        for level in reversed(range(len(sizes))):
-            position = step.mesh_axes[level]
-            dim = step.source[position] - 1
-            joined[position] = 0
-            x = jnp.moveaxis(x, level, level + dim)
-            at = level + dim
-            x = x.reshape(*x.shape[:at], x.shape[at] * x.shape[at + 1], *x.shape[at + 2 :])
-            x = _first(x, at, local_shape(global_shape, tuple(joined), self.mesh.sizes)[dim])
-        return x
+    for step in steps:
+        x = run_step(x, global_shape, step, mesh)
+    return x
 
-    def all_reduce(self, x: Any, monoid: str, names: tuple[str, ...], n: int) -> Any:
-        """The reduction of all parts, on every device.
 
-        Arguments:
-          x: this device's part.
-          monoid: what reduces the parts.
-          names: the mesh axes.
-          n: the product of their sizes.
-        """
-        match monoid:
-            case "sum":
-                return lax.psum(x, names)
-            case "max" | "min":
-                return _extreme(x, monoid, names)
-            case "and" | "or" if x.dtype == np.bool_:
-                reduce = lax.pmin if monoid == "and" else lax.pmax
-                return reduce(x.astype(jnp.uint8), names).astype(np.bool_)
-            case _:  # each device reduces one block: the bytes of a ring all-reduce
-                blocks = _exchange(x.reshape(-1), names, n, 0, -(-x.size // n))
-                total = reduce_dims(blocks, monoid, 0)
-                return _first(lax.all_gather(total, names, axis=0, tiled=True), 0, x.size).reshape(
-                    x.shape
-                )
+def run_step(x: Any, global_shape: Sequence[int], step: Step, mesh: MeshSpec) -> Any:
+    """Applies one step.
 
-    def reduce_scatter(self, x: Any, monoid: str, name: str, n: int, dim: int, size: int) -> Any:
-        """This device's block of the reduction.
+    Arguments:
+      x: the shard, in the type that the step starts from.
+      global_shape: shape of the whole tensor.
+      step: the step.
+      mesh: the mesh.
 
-        Arguments:
-          x: this device's part.
-          monoid: what reduces the parts.
-          name: the mesh axis.
-          n: its size.
-          dim: the dim that is split.
-          size: length of a block along it.
-        """
-        if monoid == "sum":
-            x = pad_dim(x, dim, n * size)
-            stages = self.mesh.stages(n)
-            ways = self.mesh.arrangements(x.shape, dim, n, x.dtype.itemsize)
-            if "exchange" not in ways:
-                for groups, how in zip(_groups(stages) or (None,), ways, strict=True):
-                    x = run_scatter(x, name, dim, groups or [[*range(n)]], how)
+    Returns:
+      The shard in the type that the step ends in.
+    """
+    if not step.mesh_axes:
+        return jax.device_put(x, _jax.space_of(step.kind == "to_host"))
+    names = tuple(mesh.names[i] for i in step.mesh_axes)
+    position = step.mesh_axes[0]
+    n = math.prod(mesh.sizes[i] for i in step.mesh_axes)
+    before, after = decode(step.source[position]), decode(step.target[position])
+    there = local_shape(global_shape, step.target, mesh.sizes)
+    if 0 in global_shape:
+        return jnp.zeros(there, x.dtype)  # without elements there is nothing to send
+    match step.kind, before, after:
+        case "all_reduce", _, _ if step.wide and step.wide.dim is not None:
+            dim = step.wide.dim
+            total = wide_block(x, names, n, (dim, -(-x.shape[dim] // n)), step.wide)
+            whole = lax.all_gather(total, names, axis=dim, tiled=True)
+            return _first(whole, dim, there[dim])
+        case "reduce_scatter", _, Split(dim=d) if step.wide:
+            return wide_block(x, names, n, (d, there[d]), step.wide)
+        case "all_reduce", Unreduced(monoid=monoid), _:
+            return all_reduce(x, monoid, names, n)
+        case "reduce_scatter", Unreduced(monoid=monoid), Split(dim=d):
+            return reduce_scatter(x, monoid, names[0], d, there[d], mesh)
+        case "all_gather", Split(dim=d), _ if len(names) == 1:
+            return _first(lax.all_gather(x, names[0], axis=d, tiled=True), d, there[d])
+        case "all_gather", _, _:
+            return all_gather(x, global_shape, step, mesh)
+        case "all_to_all", Split(dim=d), Split(dim=e):
+            x = pad_dim(x, e, n * there[e])
+            joined = lax.all_to_all(x, names[0], split_axis=e, concat_axis=d, tiled=True)
+            joined = _first(joined, d, there[d])
+            # The TPU compiler would lay the columns of an exchange out as rows, and copy every
+            # array that meets it into that layout (tests/tpu/test_compiled_memory.py).
+            relaid = mesh.hardware.platform == "tpu" and joins_lanes(x.shape, there)
+            return in_rows(joined) if relaid else joined
+        case "slice", _, Split(dim=d):
+            x = _apart(pad_dim(x, d, n * there[d]))
+            start = lax.axis_index(names[0]) * there[d]
+            part = lax.dynamic_slice_in_dim(x, start, there[d], d, allow_negative_indices=False)
+            return _apart(part)
+        case "mask", _, Unreduced(monoid=monoid):
+            if monoid not in ("sum", "prod"):
                 return x
-        return reduce_dims(_exchange(x, (name,), n, dim, size), monoid, dim)
+            return jnp.where(lax.axis_index(names[0]) == 0, x, neutral(monoid, x.dtype))
+        case "zero_pad", Split(dim=d), Unreduced(monoid=monoid):
+            shape = (*x.shape[:d], n * x.shape[d], *x.shape[d + 1 :])
+            whole = jnp.full(shape, neutral(monoid, x.dtype))
+            start = lax.axis_index(names[0]) * x.shape[d]
+            whole = lax.dynamic_update_slice_in_dim(whole, x, start, d)
+            return _first(whole, d, there[d])
+        case _:
+            raise SbpInternalError(f"no kernel for boxing step {step}")
 
-    def wide_block(
-        self, x: Any, names: tuple[str, ...], n: int, block: tuple[int, int], how: WideSum
-    ) -> Any:
-        """This device's block of the sum, accumulated in a wider dtype and rounded to that of `x`.
 
-        Arguments:
-          x: this device's part.
-          names: the mesh axes.
-          n: the product of their sizes.
-          block: the dim that is split, and the length of a block along it.
-          how: the dtype in which parts are added.
-        """
-        parts = _exchange(x, names, n, *block)
-        return jnp.sum(parts.astype(how.dtype), block[0], dtype=how.dtype).astype(x.dtype)
+def all_gather(x: Any, global_shape: Sequence[int], step: Step, mesh: MeshSpec) -> Any:
+    """One all-gather over several mesh axes. Blocks are joined inner axis first, and padding is
+    cut where sizes do not divide."""
+    sizes = [mesh.sizes[i] for i in step.mesh_axes]
+    x = lax.all_gather(x, tuple(mesh.names[i] for i in step.mesh_axes), axis=0).reshape(
+        *sizes, *x.shape
+    )
+    joined = list(step.source)
+    for level in reversed(range(len(sizes))):
+        position = step.mesh_axes[level]
+        dim = step.source[position] - 1
+        joined[position] = 0
+        x = jnp.moveaxis(x, level, level + dim)
+        at = level + dim
+        x = x.reshape(*x.shape[:at], x.shape[at] * x.shape[at + 1], *x.shape[at + 2 :])
+        x = _first(x, at, local_shape(global_shape, tuple(joined), mesh.sizes)[dim])
+    return x
+
+
+def all_reduce(x: Any, monoid: str, names: tuple[str, ...], n: int) -> Any:
+    """The reduction of all parts, on every device.
+
+    Arguments:
+      x: this device's part.
+      monoid: what reduces the parts.
+      names: the mesh axes.
+      n: the product of their sizes.
+    """
+    match monoid:
+        case "sum":
+            return lax.psum(x, names)
+        case "max" | "min":
+            return _extreme(x, monoid, names)
+        case "and" | "or" if x.dtype == np.bool_:
+            reduce = lax.pmin if monoid == "and" else lax.pmax
+            return reduce(x.astype(jnp.uint8), names).astype(np.bool_)
+        case _:  # each device reduces one block: the bytes of a ring all-reduce
+            blocks = _exchange(x.reshape(-1), names, n, 0, -(-x.size // n))
+            total = reduce_dims(blocks, monoid, 0)
+            return _first(lax.all_gather(total, names, axis=0, tiled=True), 0, x.size).reshape(
+                x.shape
+            )
+
+
+def reduce_scatter(x: Any, monoid: str, name: str, dim: int, size: int, mesh: MeshSpec) -> Any:
+    """This device's block of the reduction.
+
+    Arguments:
+      x: this device's part.
+      monoid: what reduces the parts.
+      name: the mesh axis.
+      dim: the dim that is split.
+      size: length of a block along it.
+      mesh: the mesh.
+    """
+    n = mesh.size(name)
+    if monoid == "sum":
+        x = pad_dim(x, dim, n * size)
+        stages = mesh.stages(n)
+        ways = mesh.arrangements(x.shape, dim, n, x.dtype.itemsize)
+        if "exchange" not in ways:
+            for groups, how in zip(_groups(stages) or (None,), ways, strict=True):
+                x = run_scatter(x, name, dim, groups or [[*range(n)]], how)
+            return x
+    return reduce_dims(_exchange(x, (name,), n, dim, size), monoid, dim)
+
+
+def wide_block(x: Any, names: tuple[str, ...], n: int, block: tuple[int, int], how: WideSum) -> Any:
+    """This device's block of the sum, accumulated in a wider dtype and rounded to that of `x`.
+
+    Arguments:
+      x: this device's part.
+      names: the mesh axes.
+      n: the product of their sizes.
+      block: the dim that is split, and the length of a block along it.
+      how: the dtype in which parts are added.
+    """
+    parts = _exchange(x, names, n, *block)
+    return jnp.sum(parts.astype(how.dtype), block[0], dtype=how.dtype).astype(x.dtype)
 
 
 def split_axes(codes: Codes, mesh: MeshSpec, dim: int) -> tuple[tuple[str, int], ...]:

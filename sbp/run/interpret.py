@@ -29,7 +29,7 @@ from sbp.plan.ir import (
     Source,
 )
 from sbp.plan.memory import DeviceMemory, stored_values
-from sbp.run.boxing import Boxing, split_axes
+from sbp.run.boxing import run_step, run_steps, split_axes
 from sbp.signatures import LocalContext, rule_for, traits_of
 from sbp.signatures.kernels.shards import in_rows
 from sbp.signatures.region import REGION_OPS, parts, pick_p
@@ -469,7 +469,6 @@ class Interpreter:
         self.tracing = tracing
         self.graph, self.mesh = typing.graph, typing.mesh
         self.memory = DeviceMemory(typing, in_host=False)
-        self.boxing = Boxing(typing.mesh)
         self.kept = kept
         self.stacks: Stacks | None = None
         self.rows: frozenset[Register] = frozenset()  # what is laid out row by row
@@ -526,7 +525,7 @@ class Interpreter:
                     node = instruction.reader or instruction.maker
                     with self.at(node) if node else nullcontext():
                         shape = self.graph.avals[instruction.source.value].shape
-                        x = self.boxing.run(args[0], shape, instruction.steps)
+                        x = run_steps(args[0], shape, instruction.steps, self.mesh)
                         in_order = instruction.target in self.rows and fills_tiles(x.shape)
                         return [in_rows(x) if in_order else x]
                 case Loop():
@@ -554,10 +553,11 @@ class Interpreter:
         for position, code in enumerate(source.codes):
             if code != 0:
                 target = (*here[:position], code, *here[position + 1 :])
-                x = self.boxing.step(
+                x = run_step(
                     x,
                     aval.shape,
                     Step("slice" if code > 0 else "mask", (position,), here, target, 0.0, 0.0),
+                    self.mesh,
                 )
                 here = target
         return jax.device_put(x, _jax.space_of(True)) if _jax.in_host(aval) else x

@@ -18,7 +18,6 @@ from sbp.infer.space import RELAYOUT_PASSES, Step, TypeSpace, decode
 from sbp.machine.hardware import copies_for_lanes, joins_lanes
 from sbp.machine.mesh import Hardware, MeshSpec
 from sbp.run import boxing
-from sbp.run.boxing import Boxing
 from sbp.signatures.factors import admissible
 from sbp.signatures.laws.oracle import Types, assemble, localise, place
 from sbp.types import Atom, B, Broadcast, Split, Unreduced
@@ -121,7 +120,7 @@ class Conversions:
     def _compiled(self) -> Any:
         """From the slots of all types to the results of all steps, each side one vector for a
         device."""
-        boxing = Boxing(mesh_of(self.sizes, self.hardware))
+        spec_mesh = mesh_of(self.sizes, self.hardware)
         starts = np.cumsum([0, *(math.prod(self.local(t)) for t in self.types)])
         slots = {t: (starts[k], starts[k + 1]) for k, t in enumerate(self.types)}
 
@@ -130,7 +129,7 @@ class Conversions:
             out = [flat[:0]]
             held = {t: flat[a:b].reshape(self.local(t)) for t, (a, b) in slots.items()}
             for step in self.steps:
-                part = boxing.step(held[step.source], (*self.shape, self.room), step)
+                part = boxing.run_step(held[step.source], (*self.shape, self.room), step, spec_mesh)
                 assert part.shape == self.local(step.target), f"{step} gives {part.shape}"
                 out.append(part.ravel())
             return jnp.concatenate(out).reshape((1,) * len(self.sizes) + (-1,))
@@ -592,7 +591,7 @@ small_conversions = lambda: conversions((4,), (5, 7), FLOAT, ("sum", "max"))
 
 
 def test_a_reduction_left_out_is_seen(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Boxing, "all_reduce", lambda self, x, monoid, names, n: x)
+    monkeypatch.setattr(boxing, "all_reduce", lambda x, monoid, names, n: x)
     wrong = list(small_conversions().wrong(np.random.default_rng(0)))
     assert any("P(sum)" in w and "all_reduce" in w for w in wrong) and all(
         "all_reduce" in w for w in wrong

@@ -17,7 +17,7 @@ import sbp
 from benchmarks.hlo.traffic import collectives
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.program import sends
-from sbp.run.boxing import Boxing
+from sbp.run.boxing import reduce_scatter
 from sbp.run.execute import description, difference, place_array, processes_of, values_digest
 from tests.hardware import SENDS_FREELY
 from tests.run.programs import CASES, NAMES, Case, arguments, function_of
@@ -392,7 +392,7 @@ def test_arranged_reduce_scatters(mesh_shape):
 
     def scatter(*parts):
         return tuple(
-            Boxing(spec).reduce_scatter(p[0], "sum", "d", n, dim, shape[dim] // n)
+            reduce_scatter(p[0], "sum", "d", dim, shape[dim] // n, spec)
             for p, (shape, dim) in zip(parts, cases, strict=True)
         )
 
