@@ -187,18 +187,18 @@ class DeviceMemory:
           top: whether the block is the program, whose results are counted beside the moments.
         """
         kept = {s for s in block.outputs if isinstance(s, Register)}
-        found = stored_values(block, self.avals, self.elements)
-        ends = group_by((r for r in found.last if r not in kept), lambda r: found.last[r])
+        stored, last, early = stored_values(block, self.avals, self.elements)
+        ends = group_by((r for r in last if r not in kept), last.__getitem__)
         live = 0.0
         sizes: dict[Register, float] = {}
         for at, instruction in enumerate(block.instructions):
             ending = [s for s in ends.get(at, ()) if s in sizes]
-            for register in found.early.get(at, ()):
+            for register in early.get(at, ()):
                 sizes[register] = 0.0 if top and register in kept else self.size(register)
                 live += sizes[register]
             for n, register in enumerate(instruction.outs):
-                is_read = register in found.last or register in kept
-                if register not in found.registers or register in sizes or not is_read:
+                is_read = register in last or register in kept
+                if register not in stored or register in sizes or not is_read:
                     continue
                 bytes_ = 0.0 if top and register in kept else self.size(register)
                 for source in self.in_place(instruction, n, ending):
@@ -242,21 +242,10 @@ class DeviceMemory:
 # ---- values that reach memory -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """The values of a block that reach memory.
-
-    Arguments:
-      registers: all of them.
-      last: the position of the last instruction that needs a register, to read it or to compute
-        from it what that instruction reads.
-      early: those that may be computed before their place in the plan, by the position from which
-        they are counted.
-    """
-
-    registers: frozenset[Register]
-    last: Mapping[Register, int]
-    early: Mapping[int, list[Register]]
+Stored = tuple[frozenset[Register], Mapping[Register, int], Mapping[int, list[Register]]]
+"""The values of a block that reach memory: all of them; the position of the last instruction that
+needs a register, to read it or to compute from it what that instruction reads; and those that may
+be computed before their place in the plan, by the position from which they are counted."""
 
 
 def fuses(instruction: Instruction, avals: Mapping[int, Any]) -> bool:
@@ -328,7 +317,7 @@ def stored_values(
         early[at].append(register)
         moved |= dict.fromkeys(inside, at)
     last = _last_uses(block, fusion.found, moved)
-    return Stored(registers=frozenset(fusion.found), last=last, early=early)
+    return frozenset(fusion.found), last, early
 
 
 def _scaled_gradients(

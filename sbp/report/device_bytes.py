@@ -124,7 +124,8 @@ class LiveBytes:
         self.last: dict[Register, Phase] = {
             register: self.uses.phases.place(block.instructions[at])[1]
             for block in blocks(program.block)
-            for register, at in stored_values(block, avals, elements).last.items()
+            for _, last, _ in [stored_values(block, avals, elements)]
+            for register, at in last.items()
         }
         self.kind = functools.cache(self._kind)
         self.fixed: dict[MemoryClass, float] = dict.fromkeys(COLORS, 0.0)

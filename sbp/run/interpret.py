@@ -275,11 +275,10 @@ class _Before:
 
     def __init__(self, memory: DeviceMemory, block: Block) -> None:
         self.size, self.block = memory.size, block
-        found = stored_values(block, memory.avals, memory.elements)
-        self.stored, end = found.registers, len(block.instructions)
+        self.stored, last, _ = stored_values(block, memory.avals, memory.elements)
         self.readers = Counter(s for i in block.instructions for s in i.ins)
-        outputs = {s: end for s in block.outputs if isinstance(s, Register)}
-        self.last = {**found.last, **outputs}
+        outputs = (s for s in block.outputs if isinstance(s, Register))
+        self.last = {**last, **dict.fromkeys(outputs, len(block.instructions))}
 
     def held(self, start: int, loop: int) -> list[Register]:
         """The values to compute before a loop.
