@@ -666,9 +666,9 @@ def _held_type(t: Any, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> tup
 def _split(t: NdSbp, shape: tuple[int, ...], axes: Axes) -> tuple[NdSbp, Axes]:
     """A type with nothing but its splits, and the mesh axes of these. An array without elements is
     whole, as at the boundary of a program."""
-    split = {n: size for n, size in axes if isinstance(t.get(n), Split) and size > 1}
-    if 0 in shape:
-        split = {}
+    split = {
+        n: size for n, size in axes if isinstance(t.get(n), Split) and size > 1 and 0 not in shape
+    }
     return NdSbp({n: t[n] for n in split}), tuple(split.items())
 
 
