@@ -56,6 +56,7 @@ from sbp.machine.hardware import (
 
 
 Axes = tuple[tuple[str, int], ...]
+"""Names and sizes of mesh axes, outer first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from sbp.errors import ArgumentError, ArgumentTypeError, SbpError, nearest, refu
 from sbp.infer.accumulation import Reduction, is_real, wide
 from sbp.infer.space import TypeSpace, from_type
 from sbp.kinds import Kind, check_alive, is_whole, made_of, or_none, reduce_dtype_name, show, takes
-from sbp.machine.mesh import MESH, mesh_spec
+from sbp.machine.mesh import MESH, Axes, mesh_spec
 from sbp.run.boxing import run_steps
 from sbp.run.execute import is_simulated, own_mesh, partition_spec, place_array
 from sbp.signatures.factors import admissible
@@ -256,10 +256,6 @@ def _reducer(
 # ---- padding -------------------------------------------------------------------------------------
 # How an array is padded so that JAX can shard it: the blocks of its dims, which need not divide, as
 # equally large buffers.
-
-
-Axes = tuple[tuple[str, int], ...]
-"""Names and sizes of mesh axes, outer first."""
 
 
 def axes_of(mesh: Mesh | AbstractMesh) -> Axes:
