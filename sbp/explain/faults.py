@@ -24,9 +24,9 @@ from sbp.explain.helps import FoundHelps, helps_of, policy_to_blame
 from sbp.explain.names import Names, asked_text, operand_code, pinned_value, result_code
 from sbp.explain.pin_changes import without_pins
 from sbp.explain.relaxations import budget_help, impossible_budgets, no_typing_together
-from sbp.infer.accumulation import allowing
 from sbp.infer.check import Checker, CheckResult
 from sbp.infer.constraints import POLICY_LITERAL, ReadConstraint, budget_literal
+from sbp.infer.flow import allowing
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.limits import boxing_text

@@ -17,8 +17,8 @@ from sbp.explain.change import Accepted, BlamedFault, Change, Diagnosis, HelpKin
 from sbp.explain.names import result_code
 from sbp.explain.pin_changes import PinChanges, Placed, insert_pins, set_pins, site_in
 from sbp.explain.relaxations import DEARER
-from sbp.infer.accumulation import allowing
 from sbp.infer.constraints import POLICY_LITERAL, ReadConstraint
+from sbp.infer.flow import allowing
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
 from sbp.limits import (

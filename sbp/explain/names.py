@@ -10,7 +10,7 @@ from jax import lax
 
 from sbp import _jax
 from sbp.annotations import annotate_p
-from sbp.errors import SHOWN, Span, listed
+from sbp.errors import Span, listed
 from sbp.infer.constraints import PinSite
 from sbp.infer.space import Code, decode
 from sbp.signatures import traits_of

@@ -14,7 +14,7 @@ from typing import Literal
 from sbp.annotations import Pin, annotate_p
 from sbp.explain.names import Names
 from sbp.explain.subjects import AtomChange, AxisRow, SourcePlace, ValueName, changed_axes
-from sbp.infer.accumulation import allowing
+from sbp.infer.flow import allowing
 from sbp.infer.pins import pinned_codes
 from sbp.infer.space import Code, Codes, decode, encode
 from sbp.plan.program import PlannedBox, Program

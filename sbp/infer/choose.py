@@ -22,12 +22,11 @@ import numpy as np
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
-from sbp.infer.accumulation import NATIVE, Reduction
 from sbp.infer.cost import allowed_rows, row_seconds, undominated_rows
 from sbp.infer.flow import End, Place
 from sbp.infer.request import JOINT_AXES, Request
 from sbp.infer.rows import EMPTY, NdRow
-from sbp.infer.space import Codes, TypeSpace, kept_codes, needs_of, stack
+from sbp.infer.space import NATIVE, Codes, Reduction, TypeSpace, kept_codes, needs_of, stack
 from sbp.infer.typing import Options, Typing, Window, typing_fields
 from sbp.limits import Rules
 from sbp.solve.costgraph import CostGraph

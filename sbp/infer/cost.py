@@ -12,9 +12,17 @@ from jax import lax
 
 from sbp import _jax
 from sbp.annotations import annotate_p
-from sbp.infer.accumulation import Reduction
 from sbp.infer.rows import NdRow, seen_codes
-from sbp.infer.space import LOCAL, Codes, Step, TypeSpace, decode, local_bytes, local_shape
+from sbp.infer.space import (
+    LOCAL,
+    Codes,
+    Reduction,
+    Step,
+    TypeSpace,
+    decode,
+    local_bytes,
+    local_shape,
+)
 from sbp.limits import Rules
 from sbp.machine.hardware import Hardware
 from sbp.machine.mesh import MeshSpec

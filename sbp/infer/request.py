@@ -11,15 +11,6 @@ from typing import Any, Literal
 
 from sbp.annotations import Pin
 from sbp.errors import SbpInternalError
-from sbp.infer.accumulation import (
-    Kept,
-    Reduction,
-    Sums,
-    chosen_sums,
-    is_rounding_cast,
-    rounding_casts,
-    wide,
-)
 from sbp.infer.cost import (
     MemoryShares,
     late_values,
@@ -27,9 +18,9 @@ from sbp.infer.cost import (
     product_seconds,
     reduced_together,
 )
-from sbp.infer.flow import Flow, flow_of
+from sbp.infer.flow import Flow, Sums, chosen_sums, flow_of, is_rounding_cast, rounding_casts, wide
 from sbp.infer.rows import EMPTY, AxisRow, NdRow, PartialRow, RowTable, worth_having
-from sbp.infer.space import Codes, Spaces, kept_codes, local_bytes
+from sbp.infer.space import Codes, Kept, Reduction, Spaces, kept_codes, local_bytes
 from sbp.limits import POLICIES, Ban, Budget, Policy, Remat, Rules, policies_in
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Row, traits_of
@@ -347,7 +338,7 @@ class Request:
       axis_policies: the policy of each mesh axis, None for `boxing`; empty for None on every axis.
       budgets: the collectives that they forbid occur in no plan.
       reduce_dtype: the dtype of all sums over devices, as far as parts and casts of the program
-        allow it (`infer.accumulation`); None leaves them to the platform, except where an
+        allow it (`infer.flow`); None leaves them to the platform, except where an
         annotation asks for a dtype.
       memory_limit: bytes per device; None for no limit.
       remat: whether a plan may recompute values of the forward pass to fit the memory limit.

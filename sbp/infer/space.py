@@ -18,9 +18,8 @@ from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
-from sbp.infer.accumulation import NATIVE, Kept, Reduction, WideSum, block_dim
 from sbp.limits import Ban, Rules
-from sbp.machine.hardware import copies_for_lanes
+from sbp.machine.hardware import TILE, copies_for_lanes
 from sbp.machine.mesh import MeshSpec
 from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced
 
@@ -145,6 +144,78 @@ def has_elements(
     """Whether splits of one dim on several axes leave an element for each device. Those in
     `forced`, (mesh axis position, dim), do not count."""
     return all(shape[dim] >= n for dim, n in parts_of(codes, sizes, forced).items())
+
+
+# ---- sums ---------------------------------------------------------------------------------------
+# How partial sums of a value are added up, and what else its conversions cost.
+
+
+@dataclass(frozen=True, slots=True)
+class WideSum:
+    """A sum of parts in a wider dtype than theirs, which the user chose (`reduce_dtype`).
+
+    Arguments:
+      dtype: the name of the wider dtype.
+      dim: the tensor dim that is cut into one block for each device. An all-to-all exchanges the
+        blocks, each device adds its blocks in `dtype`, and for an all-reduce an all-gather joins
+        the sums. None where no dim has as many elements as there are devices: then the platform
+        sums natively.
+    """
+
+    dtype: str
+    dim: int | None
+
+
+Kept = tuple[frozenset[int] | None, ...]
+"""For each mesh axis the codes of the types that conversions may go through, None for all; empty
+for all codes on all axes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How partial sums of a value are added up, what else its conversions cost, and which types
+    they may go through.
+
+    Arguments:
+      wide: the wider dtype in which they are accumulated (`WideSum`); None for their own.
+      together: the number of values whose all-reduces start together, this one included
+        (`infer.cost`).
+      fused: whether the value reaches memory only where a collective converts it
+        (`infer.cost`).
+      kept: the codes of the types that conversions may go through.
+    """
+
+    wide: str | None = None
+    together: int = 1
+    fused: bool = False
+    kept: Kept = ()
+
+
+NATIVE = Reduction()
+"""The platform's own."""
+
+
+def block_dim(part: Sequence[int], n: int) -> int | None:
+    """The dim along which a sum of parts is cut into blocks, one for each device.
+
+    Arguments:
+      part: the shape of one device's part.
+      n: the number of devices.
+
+    Returns:
+      The dim with the least padding; of equals one whose blocks are whole tiles; of equals one that
+      is not the last; of equals the first. None when no dim has `n` elements.
+
+    >>> block_dim((2048, 8192), 16), block_dim((16, 8192), 16), block_dim((3,), 16)
+    (0, 1, None)
+    """
+    tiles = (*(1 for _ in part[2:]), *TILE[2 - min(2, len(part)) :])
+
+    def order(dim: int) -> tuple[float, bool, bool]:
+        block = -(-part[dim] // n)
+        return block * n / part[dim], block % tiles[dim] != 0, dim == len(part) - 1
+
+    return min((d for d, size in enumerate(part) if size >= n), key=order, default=None)
 
 
 # ---- steps and spaces ---------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sbp.errors import SbpInternalError
-from sbp.infer.accumulation import Kept, Sums
 from sbp.infer.constraints import (
     Constraint,
     PinConstraint,
@@ -19,7 +18,7 @@ from sbp.infer.constraints import (
     constraints_of,
 )
 from sbp.infer.cost import allowed_rows
-from sbp.infer.flow import Decision, End, Flow, Place
+from sbp.infer.flow import Decision, End, Flow, Place, Sums
 from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
 from sbp.infer.rows import AxisRow, Choice, NdRow
@@ -27,6 +26,7 @@ from sbp.infer.space import (
     INFINITE,
     Code,
     Codes,
+    Kept,
     TypeSpace,
     decode,
     is_even,

@@ -10,10 +10,9 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import annotate_p
 from sbp.errors import ArgumentTypeError, Span, position_text
-from sbp.infer.accumulation import WideSum
 from sbp.infer.cost import late_values, step_sends, step_stages
 from sbp.infer.request import Request
-from sbp.infer.space import Codes, Step, decode, local_shape, to_type
+from sbp.infer.space import Codes, Step, WideSum, decode, local_shape, to_type
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import (

@@ -24,7 +24,7 @@ from sbp.explain.names import recomputed_lines
 from sbp.explain.subjects import SourcePlace
 from sbp.handwritten.check import Coverage
 from sbp.handwritten.compared import run_text
-from sbp.infer.accumulation import is_real
+from sbp.infer.flow import is_real
 from sbp.infer.space import encode, to_type
 from sbp.limits import policies_text
 from sbp.machine.hardware import HARDWARE

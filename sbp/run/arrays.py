@@ -17,8 +17,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from sbp import _jax
 from sbp.annotations import as_type
 from sbp.errors import ArgumentError, ArgumentTypeError, SbpError, nearest, refused
-from sbp.infer.accumulation import Reduction, is_real, wide
-from sbp.infer.space import TypeSpace, from_type
+from sbp.infer.flow import is_real, wide
+from sbp.infer.space import Reduction, TypeSpace, from_type
 from sbp.kinds import Kind, check_alive, is_whole, made_of, or_none, reduce_dtype_name, show, takes
 from sbp.machine.mesh import MESH, Axes, mesh_spec
 from sbp.run.boxing import run_steps

@@ -12,8 +12,7 @@ from jax import lax
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
-from sbp.infer.accumulation import WideSum
-from sbp.infer.space import Codes, Step, decode, local_shape
+from sbp.infer.space import Codes, Step, WideSum, decode, local_shape
 from sbp.machine.hardware import TILE, Arrangement, joins_lanes
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.kernels.shards import in_rows, neutral, reduce_dims

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.infer.accumulation import Reduction, chosen_sums, holds, rounding_casts
-from sbp.infer.flow import flow_of
-from sbp.infer.space import TypeSpace
+from sbp.infer.flow import chosen_sums, flow_of, holds, rounding_casts
+from sbp.infer.space import Reduction, TypeSpace
 from sbp.machine.mesh import mesh_spec
 from sbp.report.timeline import Schedule
 from sbp.trace.build import trace
