@@ -26,13 +26,21 @@ from sbp.infer.cost import allowed_rows, row_seconds, undominated_rows
 from sbp.infer.flow import End, Place
 from sbp.infer.request import JOINT_AXES, Request
 from sbp.infer.rows import EMPTY, NdRow
-from sbp.infer.space import NATIVE, Codes, Reduction, TypeSpace, kept_codes, needs_of, stack
+from sbp.infer.space import (
+    NATIVE,
+    Codes,
+    Reduction,
+    TypeSpace,
+    all_needs_of,
+    kept_codes,
+    needs_of,
+    stack,
+)
 from sbp.infer.typing import Options, Typing, Window, typing_fields
 from sbp.limits import Rules
 from sbp.solve.costgraph import CostGraph
 from sbp.solve.search import solve
 from sbp.trace.graph import Node, group_by
-from sbp.types import MONOIDS
 
 # ---- cost graphs --------------------------------------------------------------------------------
 # The costs of conversions are pairwise costs between where a value is made and where it is read.
@@ -170,7 +178,7 @@ class Problem:
     def _space_of(self, aval: Any, types: Sequence[Codes], reduction: Reduction) -> TypeSpace:
         """The space of some types of a value. It lacks the types that split a dim into more parts
         than it has elements."""
-        monoids = frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0)
+        _, monoids = all_needs_of(types)
         return self._spaces.of(aval, monoids, reduction=reduction, kept=self.request.kept(types))
 
     def codes(self, end: End) -> tuple[Codes, ...]:

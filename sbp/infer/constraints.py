@@ -22,7 +22,7 @@ from sbp.infer.cost import allowed_rows
 from sbp.infer.flow import Decision, Edge, End
 from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
-from sbp.infer.space import Code, TypeSpace, decode, stack
+from sbp.infer.space import Code, TypeSpace, all_needs_of, decode, stack
 from sbp.limits import POLICY_KINDS, Ban, Policy, Rules
 from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Constant, Node, group_by
@@ -119,8 +119,7 @@ class Conversions:
     def _make(
         self, shape: tuple[int, ...], dtype: Any, codes: frozenset[Code], rules: Rules
     ) -> tuple[TypeSpace, np.ndarray]:
-        monoids = frozenset(MONOIDS[-1 - c] for c in codes if c < 0)
-        forced = frozenset((0, c - 1) for c in codes if c > 0)
+        forced, monoids = all_needs_of([(c,) for c in codes])
         space = TypeSpace(tuple(shape), _jax.itemsize(dtype), self._alone, monoids, forced)
         bans = tuple(
             Ban(b.kind, frozenset((0,)), b.above * self._others)

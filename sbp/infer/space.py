@@ -545,7 +545,19 @@ def needs_of(shape: Sequence[int], types: Collection[Codes], sizes: Sequence[int
         for position, c in enumerate(t)
         if c > 0 and shape[c - 1] < parts_of(t, sizes)[c - 1]
     }
-    return frozenset(forced), frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0)
+    return frozenset(forced), all_needs_of(types)[1]
+
+
+def all_needs_of(types: Collection[Codes]) -> Needs:
+    """What a type space needs to have some types, whatever the shape: all their splits and
+    monoids.
+
+    >>> splits, monoids = all_needs_of([(1, -1), (0, 2)])
+    >>> sorted(splits), sorted(monoids)
+    ([(0, 0), (1, 1)], ['sum'])
+    """
+    splits = frozenset((k, c - 1) for t in types for k, c in enumerate(t) if c > 0)
+    return splits, frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0)
 
 
 class HostSpace(TypeSpace):

@@ -28,6 +28,7 @@ from sbp.infer.space import (
     Codes,
     Kept,
     TypeSpace,
+    all_needs_of,
     decode,
     is_even,
     kept_codes,
@@ -37,7 +38,7 @@ from sbp.infer.space import (
 )
 from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Graph, Node
-from sbp.types import MONOIDS, NdSbp
+from sbp.types import NdSbp
 
 OPTIMAL_GAP = 1e-6
 """Gap, as a share of the cost, up to which a typing counts as proved cheapest, and two plans as
@@ -403,8 +404,7 @@ def _certify_boxing(
         aval = typing.graph.avals[first.value]
         key = (aval.shape, tuple(source), tuple(target), first.rules)
         if source != target and key not in seen:
-            monoids = frozenset(MONOIDS[-1 - c] for c in (*source, *target) if c < 0)
-            forced = frozenset((i, c - 1) for t in key[1:3] for i, c in enumerate(t) if c > 0)
+            forced, monoids = all_needs_of(key[1:3])
             space = spaces.of(aval, monoids, forced, kept=typing.request.kept(key[1:3]))
             at = space.index[key[1]], space.index[key[2]]
             seen[key] = bool(space.seconds(first.rules)[at] < INFINITE)

@@ -7,18 +7,17 @@ the registers `ins` and write the registers `outs`."""
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from sbp.annotations import annotate_p
 from sbp.infer.cost import row_sends
 from sbp.infer.rows import EMPTY, NdRow
-from sbp.infer.space import Codes, Step, TypeSpace
+from sbp.infer.space import Codes, Step, TypeSpace, all_needs_of
 from sbp.infer.typing import Typing
 from sbp.limits import Rules
 from sbp.signatures import Sent, kernel_named
 from sbp.trace.graph import LOOPS, Constant, Dataflow, Graph, Node, Operand, trips_of
-from sbp.types import MONOIDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,15 +214,13 @@ class _Lowering:
             if types.keys() != {typing.values[v]}
         }
 
-    def space(self, value: int, types: Iterable[Codes]) -> TypeSpace:
+    def space(self, value: int, types: Collection[Codes]) -> TypeSpace:
         """The type space of a value, with the given types among its types."""
-        types = tuple(types)
-        aval = self.typing.graph.avals[value]
-        monoids = frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0)
-        monoids |= self.request.native.get(value, EMPTY)
-        forced = frozenset((i, c - 1) for t in types for i, c in enumerate(t) if c > 0)
-        kept = self.request.kept(types)
-        return self.request.spaces.of(aval, monoids, forced, self.request.reduction(value), kept)
+        aval, request = self.typing.graph.avals[value], self.request
+        forced, monoids = all_needs_of(types)
+        monoids |= request.native.get(value, EMPTY)
+        how, kept = request.reduction(value), request.kept(types)
+        return request.spaces.of(aval, monoids, forced, how, kept)
 
     def block(self, graph: Graph, returned: tuple[Codes, ...], owner: Node | None = None) -> Block:
         """A graph as instructions.

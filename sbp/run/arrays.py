@@ -18,7 +18,7 @@ from sbp import _jax
 from sbp.annotations import as_type
 from sbp.errors import ArgumentError, ArgumentTypeError, SbpError, nearest, refused
 from sbp.infer.flow import is_real, wide
-from sbp.infer.space import Reduction, TypeSpace, from_type
+from sbp.infer.space import Reduction, TypeSpace, all_needs_of, from_type
 from sbp.kinds import Kind, check_alive, is_whole, made_of, or_none, reduce_dtype_name, show, takes
 from sbp.machine.mesh import MESH, Axes, mesh_spec
 from sbp.run.boxing import run_steps
@@ -235,8 +235,7 @@ def _reducer(
     spec, axes = mesh_spec(mesh), partial_axes(t, mesh)
     source = from_type(t, spec)
     target = tuple(max(c, 0) for c in source)
-    monoids = frozenset(a.monoid for a in t.values() if isinstance(a, Unreduced))
-    forced = frozenset((k, c - 1) for k, c in enumerate(source) if c > 0)
+    forced, monoids = all_needs_of([source])
     sums = Reduction(wide(dtype, reduce_dtype))
     space = TypeSpace(shape, dtype.itemsize, spec, monoids, forced, sums)
     steps = space.path(source, target)
