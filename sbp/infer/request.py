@@ -565,9 +565,7 @@ class Request:
     @functools.cached_property
     def strictest(self) -> Rules:
         """Rules that allow a conversion only where every place of the program allows it."""
-        policies = tuple(
-            POLICIES[max(map(POLICIES.index, own))] for own in zip(*self._policies, strict=True)
-        )
+        policies = tuple(max(own, key=POLICIES.index) for own in zip(*self._policies, strict=True))
         return Rules(policies, tuple(self.ban(b) for b in self.budgets))
 
     def origin(self, node: Node | None, position: int) -> Literal["program", "axis", "region"]:

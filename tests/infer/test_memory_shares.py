@@ -11,10 +11,9 @@ import pytest
 from jax.sharding import AbstractMesh, PartitionSpec as P
 
 import sbp
-from sbp.infer.accumulation import Reduction
 from sbp.infer.cost import MemoryShares, row_seconds
 from sbp.infer.rows import NdRow
-from sbp.infer.space import Spaces
+from sbp.infer.space import Reduction, Spaces
 from sbp.machine.mesh import mesh_spec
 from tests.cases import shape as aval
 

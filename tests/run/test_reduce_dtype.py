@@ -16,7 +16,7 @@ import pytest
 
 import sbp
 from sbp.errors import OptionEdit
-from sbp.infer.accumulation import WideSum
+from sbp.infer.space import WideSum
 from sbp.plan.saved import SavedPlan
 
 MESH = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
