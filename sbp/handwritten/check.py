@@ -19,6 +19,7 @@ from sbp.handwritten.compared import (
     DIFFERS,
     first_unknown,
     labels_of,
+    numbers_note,
     plain_diagnostic,
     run_diagnostic,
 )
@@ -80,6 +81,7 @@ _CODES: dict[Kind, str] = {
     "local": "local-result",
     "missing": "missing-reduction",
     "monoid": "wrong-reduction",
+    "number": "local-result",
     "partial-as-split": "wrong-placement",
     "pending": "wrong-reduction",
     "order": "wrong-placement",
@@ -110,6 +112,7 @@ _TITLES: dict[Kind, str] = {
     "mixed": "{what} takes a split and a partial value on {axes}",
     "monoid": "{what} reduces a value that is {types} on {axes}",
     "nonlinear": "{what} takes a partial value on {axes}",
+    "number": "a number in {what} changes with the number of devices on {axes}",
     "partial-as-split": "{what} is left partial on {axes} and taken as {claim}",
     "pending": "{what} adds up means of shards on {axes}",
     "product": "{what} multiplies partial values on {axes}",
@@ -141,6 +144,7 @@ _LABELS: dict[Kind, str] = {
     "mixed": "one operand is {parts}, the other is split; reduce the partial one first",
     "monoid": "the parts of {parts} need another reduction",
     "nonlinear": "it does not take {parts}; reduce first",
+    "number": "{changed} as with one device: is it the size of a shard?",
     "order": "use one order in all specs; the first axis is the outermost",
     "own-block": "each device has its own part of its block of {parts}; reduce first",
     "own-positions": "in the whole value, a device's shard begins at {index} times its length",
@@ -226,6 +230,7 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
         "dim": fault.operand,
         "kernel": RANKS.get(fault.node.op, "works on each shard alone"),
         "n": n,
+        "changed": fault.number,
         "types": types or "of unknown type",
         "its": _ITS * primary(finding).backward,
         "parts": _MEAN if finding.means else types or unknown,
@@ -273,11 +278,7 @@ def _notes(finding: Finding) -> Iterator[str]:
                     f" {', '.join(f'`{a}`' for a in axes)}"
                 )
     if finding.numbers:
-        listed = " or ".join(f"`{n}`" for n in finding.numbers)
-        yield (
-            f"the program may be right: if {listed} means the number of devices, write"
-            " lax.axis_size instead, so that sbp knows"
-        )
+        yield numbers_note(finding.numbers)
     if finding.reordered:
         yield (
             "the results are the same on your arguments, and differ when the elements of each array"
@@ -389,26 +390,40 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
     paths = [*zip(graph.outputs, graph.output_names, strict=False)]
     for c in compared.compared:
         name, written = c.run.mesh_axis, compared.axes[c.run.mesh_axis]
-        for node, results in claims(compared.graph) if any(c.types) or c.uneven else ():
+        for node, results in claims(compared.graph) if c.wrong else ():
             manual = node.params.get("newly_manual_axes", node.params.get("manual_axes", ()))
             if name not in manual:
                 continue
             uneven = [i for at, i, a in compared.uneven if (at, a) == (node.id, name)]
-            typed = [Body(node.params["body"], t, name) for t in c.types]
-            for finding in region_findings(
-                node, typed, c.numbers, results, uneven, ends.setdefault(name, [])
-            ):
+            typed = [Body(node.params["body"], t, name, c.changed) for t in c.types]
+            powers = {
+                i: compared.powers[name][k]
+                for i, v in enumerate(node.outputs)
+                for k in compared.powers.get(name, ())
+                if graph.outputs[k] == v
+            }
+            results = [i for i in results if node.outputs[i] not in c.one_each]
+            findings = [
+                *region_findings(node, typed, c.numbers, results, uneven, ends.setdefault(name, []))
+            ]
+            for i in powers.keys() - {f.result for f in findings if f.fault.kind not in BY_SHARD}:
+                if (fault := typed[0].scaled(typed[0].graph.outputs[i], powers[i])) is not None:
+                    findings = [f for f in findings if f.result != i]
+                    findings.append(Finding(fault, (name,), None, node, i))
+            for finding in findings:
                 kind = finding.fault.kind
-                if c.meant and not c.uneven and kind in (*COUNTED, *BY_SHARD):
+                meant = c.meant or node.outputs[finding.result] in c.excused
+                if meant and not c.uneven and kind in (*COUNTED, *BY_SHARD):
                     continue
                 if kind == "local" and finding.fault.node.id in c.placed:
                     continue
                 if kind == "missing" and (ring := _short_ring(finding, name, c.run.size)):
                     ends[name] += ring
                     continue
+                numbers = (*finding.numbers, *c.run.stuck)
                 if kind in COUNTED and scalars(finding.fault.node):
-                    numbers = (*finding.numbers, *sorted(written.numbers))
-                    finding = replace(finding, numbers=numbers)
+                    numbers = tuple(dict.fromkeys((*numbers, *sorted(written.numbers))))
+                finding = replace(finding, numbers=numbers)
                 output = node.outputs[finding.result]
                 path = next((p for o, p in paths if o == output), "")
                 finding = replace(finding, reordered=c.run.reordered, path=path)

@@ -129,6 +129,15 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
     )
 
 
+def numbers_note(numbers: Iterable[str]) -> str:
+    """That some numbers may count devices."""
+    written = " or ".join(f"`{n}`" for n in numbers)
+    return (
+        f"the program may be right: if {written} means the number of devices, write lax.axis_size"
+        " instead, so that sbp knows"
+    )
+
+
 def _end_labels(ends: Sequence[Node]) -> tuple[Label, ...]:
     """Labels on operations at which types end. Values from other devices tell most."""
     sent = [(n, "from another device") for n in ends if KINDS.get(n.op) in SENDING]

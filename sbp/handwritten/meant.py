@@ -1,7 +1,7 @@
 """What shows that a program is meant to compute something else on one device of a mesh axis: each
 device ranks its own elements, picks its own, or returns one of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -13,12 +13,15 @@ from sbp.trace.collectives import AXIS_INDEX
 from sbp.trace.graph import Constant, Graph, Node
 from sbp.types import Split
 
+ONE_EACH = "a region returns one element for each device"
+
 
 def why_meant(
     got: Ran, want: Ran, types: Types, name: str, n: int
-) -> tuple[frozenset[str], frozenset[int]]:
-    """What shows that a difference may be meant; and the ids of operations by which each device
-    ranks its own elements to place them, which is no fault.
+) -> tuple[dict[str, frozenset[int]], frozenset[int]]:
+    """What shows that a difference may be meant, with the results of regions that depend on it; and
+    the ids of operations by which each device ranks its own elements to place them, which is no
+    fault.
 
     Arguments:
       got: a run of a program with regions that kept every value.
@@ -27,36 +30,60 @@ def why_meant(
       name: the mesh axis.
       n: its size.
     """
-    placed, drops = _ranks(got, want, types)
-    capacity = {"each device ranks its own elements, and may drop those over its capacity"}
-    reasons = {*_picks(got.graph, n), *_one_each(got.graph, want.graph, name)}
-    return frozenset(reasons | (capacity if drops else set())), placed
+    others = {a.id: b for a, b in matched(got.graph, want.graph)}
+    placed, dropped = _ranks(got, want, types, others)
+    picked = _picks(got.graph, want.graph, others, n)
+    return {
+        "each device ranks its own elements, and may drop those over its capacity": dropped,
+        "each device picks the element at its own index, one for each device": picked,
+        ONE_EACH: _one_each(got.graph, want.graph, name),
+    }, placed
 
 
-def _ranks(got: Ran, want: Ran, types: Types) -> tuple[frozenset[int], bool]:
+def _reached(graph: Graph, values: set[int]) -> frozenset[int]:
+    """The results of regions that depend on some values in them."""
+    return frozenset(
+        value
+        for region in regions_of(graph)
+        for body in [Body(region.params["body"], {}, "")]
+        for value, own in zip(region.outputs, body.graph.outputs, strict=True)
+        if not values.isdisjoint(body.upstream(own))
+    )
+
+
+def _ranks(
+    got: Ran, want: Ran, types: Types, others: Mapping[int, Node]
+) -> tuple[frozenset[int], frozenset[int]]:
     """The operations by which the devices rank their own elements to place or to select them, and
-    whether a run dropped elements, such as tokens of a shard that are over its capacity."""
-    placed, drops, others = set[int](), False, {a.id: b for a, b in matched(got.graph, want.graph)}
+    the results of regions for which a run dropped elements, such as tokens of a shard that are over
+    its capacity."""
+    placed, drops = set[int](), set[int]()
     for region in regions_of(got.graph):
         body = Body(region.params["body"], types, "")
         nodes = [*body.graph.walk()]
-        own = [n for n in nodes if n.op in RANKS and _has_own_ranks(body, n)]
-        ranked = {v for node in own for v in node.outputs}
+        own, ranked = list[Node](), set[int]()
+        for node in nodes:
+            if node.op in RANKS and _has_own_ranks(body, node, ranked):
+                own.append(node)
+                ranked |= {*node.outputs}
         for node in nodes if own else ():
             compares = traits_of(node.op).scales == "compared" and not _is_sign(node)
             for i in range(len(node.inputs)) if compares else _own_places(body, node):
                 if found := ranked.intersection(body.upstream(node.inputs[i])):
                     placed |= {n.id for n in own if not found.isdisjoint(n.outputs)}
                     runs = ((got, node), (want, others.get(node.id)))
-                    drops |= any(_drops(*run, i if compares else _moved(node)) for run in runs)
-    return frozenset(placed), drops
+                    if any(_drops(*run, i if compares else _moved(node)) for run in runs):
+                        drops |= {*node.outputs}
+    return frozenset(placed), _reached(got.graph, drops)
 
 
-def _has_own_ranks(body: Body, rank: Node) -> bool:
-    """Whether an operation ranks the elements of one device alone."""
-    operand = rank.inputs[0]
-    own = body.split(operand) is not None or not body.is_good(operand)
-    return own and not body.is_good(rank.outputs[0])
+def _has_own_ranks(body: Body, rank: Node, ranked: set[int]) -> bool:
+    """Whether an operation ranks the elements of one device alone, or values made of such ranks.
+    The largest element alone is no rank."""
+    operand, (found, *_) = rank.inputs[0], rank.outputs
+    own = body.split(operand) is not None or not ranked.isdisjoint(body.reached(operand))
+    keeps_dims = len(body.graph.aval(operand).shape) == len(body.graph.aval(found).shape)
+    return own and keeps_dims and not body.is_good(found)
 
 
 def _is_sign(node: Node) -> bool:
@@ -100,8 +127,9 @@ def _drops(ran: Ran, node: Node | None, operand: int) -> bool:
     return not found.all() and bool(found.any())
 
 
-def _one_each(graph: Graph, alone: Graph, name: str) -> Iterator[str]:
-    """Whether a region returns one element for each device, whatever their number."""
+def _one_each(graph: Graph, alone: Graph, name: str) -> frozenset[int]:
+    """The results of regions that have one element for each device, whatever their number."""
+    found = set[int]()
     for (a, results), (b, _) in zip(claims(graph), claims(alone), strict=False):
         for i in results:
             claim = atom_of(a.params["out_specs"][i], name)
@@ -111,16 +139,23 @@ def _one_each(graph: Graph, alone: Graph, name: str) -> Iterator[str]:
                 if i < len(g.outputs)
             ]
             if isinstance(claim, Split) and all(x[claim.dim] == 1 for x in shapes):
-                yield "a region returns one element for each device"
+                found.add(a.outputs[i])
+    return frozenset(found)
 
 
-def _picks(graph: Graph, n: int) -> Iterator[str]:
-    """Whether each device picks one of n elements, as many as there are devices, by its index."""
+def _picks(graph: Graph, alone: Graph, others: Mapping[int, Node], n: int) -> frozenset[int]:
+    """The results of regions in which each device picks one of n elements by its index, with one
+    device as well."""
+    found = set[int]()
     for region in regions_of(graph):
-        body, own = region.params["body"], set[int]()
-        for node in body.walk():
+        own = set[int]()
+        for node in region.params["body"].walk():
             if node.op == AXIS_INDEX or (node.op in KEEPS_INDICES and own & {*node.inputs}):
                 own |= {*node.outputs}
-            shape = body.aval(node.inputs[0]).shape if node.inputs else ()
-            if n in shape and {node.inputs[i] for i in places_of(node)} & own:
-                yield "each device picks the element at its own index, one for each device"
+            at = {node.inputs[i] for i in places_of(node)}
+            if at & own:
+                same = others.get(node.id)
+                pairs = [(graph, node), *([(alone, same)] if same is not None else [])]
+                if all(n in g.aval(x.inputs[0]).shape for g, x in pairs):
+                    found |= {*node.outputs}
+    return _reached(graph, found)

@@ -133,7 +133,7 @@ def measure_types(ran: Ran, want: Ran, axis: int, axes: int, trip: int | None = 
         with np.errstate(all="ignore"):
             own = readings(parts, whole, axis, axes)
         # The least index of a device is that of one device alone.
-        partial = {r for r in own if isinstance(r.atom, Unreduced)}
+        partial = {r for r in own if isinstance(r.atom, Unreduced) and r.atom != P}
         found[v] = own - partial if v in by_index else own
     # Of a value without a meaning, a bound such as `maximum(x, 1.0)` may be that of one device.
     for node in bodies(ran.graph):
@@ -230,9 +230,15 @@ def fixed_numbers(
     return found
 
 
-def changed_numbers(graph: Graph, alone: Graph) -> set[int]:
-    """The ids of operations whose numbers are others in another trace of a program."""
-    return {a.id for a, b in matched(graph, alone) if scalars(a) != scalars(b)}
+def changed_numbers(graph: Graph, alone: Graph) -> dict[int, str]:
+    """By the ids of operations whose numbers are others in another trace of a program, these
+    numbers."""
+    pairs = ((a.id, scalars(a), scalars(b)) for a, b in matched(graph, alone))
+    return {
+        i: f"{min(own - one):.6g}, and not {min(one - own):.6g}"
+        for i, own, one in pairs
+        if own - one and one - own
+    }
 
 
 def scalars(node: Node) -> set[float]:
@@ -301,6 +307,7 @@ Kind = Literal[
     "mixed",
     "monoid",
     "nonlinear",
+    "number",
     "order",
     "own-block",
     "own-positions",
@@ -338,6 +345,7 @@ class Fault:
       operand: the position of the faulty operand, or of its dim.
       atoms: the types that the operand has on the mesh axis.
       partial: positions of the partial operands.
+      number: a number in it, and that of the run with one device.
     """
 
     kind: Kind
@@ -346,6 +354,7 @@ class Fault:
     operand: int = 0
     atoms: tuple[Atom, ...] = ()
     partial: tuple[int, ...] = ()
+    number: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -416,9 +425,7 @@ def region_findings(
         operand = body.graph.outputs[i]
         claim = atom_of(node.params["out_specs"][i], name)
         fits = operand not in body.types or Reading(claim, 0) in body.readings(operand)
-        # One element for each device: what each of them has, side by side.
-        one_each = isinstance(claim, Split) and body.graph.aval(operand).shape[claim.dim] == 1
-        if not isinstance(operand, int) or (fits and i not in uneven) or one_each:
+        if not isinstance(operand, int) or (fits and i not in uneven):
             continue
         claimed = body.claimed(operand, claim)
         # A wrong value in one trip of a loop often makes a count wrong in later trips.
@@ -447,10 +454,19 @@ def region_findings(
 
 
 class Body:
-    """The body of a region with its types on a mesh axis."""
+    """The body of a region with its types on a mesh axis.
 
-    def __init__(self, graph: Graph, types: Types, name: str) -> None:
-        self.graph, self.types, self.name = graph, types, name
+    Arguments:
+      graph: the body.
+      types: its types.
+      name: the mesh axis.
+      changed: by the ids of operations whose numbers are others with one device, these numbers.
+    """
+
+    def __init__(
+        self, graph: Graph, types: Types, name: str, changed: Mapping[int, str] | None = None
+    ) -> None:
+        self.graph, self.types, self.name, self.changed = graph, types, name, changed or {}
         self.flow = Dataflow(graph)
         self.ends: list[Node] = []
 
@@ -464,7 +480,7 @@ class Body:
     def atoms(self, operand: Operand, power: int | None = 0) -> tuple[Atom, ...]:
         """The types of a value in a fixed order, those with another power left out."""
         found = {r.atom for r in self.readings(operand) if power is None or r.power == power}
-        return tuple(sorted(found, key=repr))
+        return tuple(sorted(found, key=lambda atom: (atom != P, repr(atom))))
 
     def is_partial(self, operand: Operand) -> bool:
         """Whether every reading of a value is partial; that of equal parts, which are n times the
@@ -564,6 +580,26 @@ class Body:
         collectives = (m for m in map(self.flow.maker, whole) if m is not None and self.over(m))
         return next((m for m in collectives if KINDS[m.op] not in SENDING), None)
 
+    def power(self, value: Operand) -> int:
+        """The power of the number of devices by which a value, or each of its shards, is too large;
+        0 for a partial value."""
+        found = self.readings(value)
+        whole = [r.power for r in found if not isinstance(r.atom, Unreduced)]
+        return min(whole, key=abs, default=0)
+
+    def scaled(self, value: Operand, power: int) -> Fault | None:
+        """The fault of a value that is too large or too small by a power of the number of devices:
+        its last reduction."""
+        made = [m for m in self.makers(self.upstream(value)) if self.over(m)]
+        last = next((m for m in reversed(made) if KINDS[m.op] not in SENDING), None)
+        if last is None:
+            return None
+        reads = self.flow.readers.get(last.outputs[0], ())
+        readers = (r for r in reads if r and PMEAN in r.library)
+        if power < 0 and (mean := next(readers, None)):
+            return Fault("averaged", mean, last)
+        return Fault("small", last) if power < 0 else Fault("pending", last, last)
+
     def over(self, node: Node) -> bool:
         """Whether a collective runs over the mesh axis."""
         return node.op in KINDS and self.name in names_of(node)
@@ -612,6 +648,11 @@ class Body:
             made = next((self.origin(o) for o in left if self.atoms(o, None) == (P,)), None)
             if made is not None and not places_of(made):
                 return Fault("missing", made, made, 0, (P,)), None
+        if not faults or faults[0][1].kind in BY_SHARD:
+            whole = (v for v in sorted(reached) if self.power(v))
+            found = next((f for v in whole if (f := self.scaled(v, self.power(v)))), None)
+            if found is not None:
+                return found, None
         if not faults or ends:
             # Of a partial value, each device takes the block of its own index.
             taking = (m for m in nodes if reached & {m.inputs[i] for i in places_of(m)})
@@ -659,8 +700,11 @@ class Body:
         out = self.readings(node.outputs[0])
         if any(not isinstance(r.atom, Unreduced) for r in out):
             down = {r.atom for r in out if r.power < 0}
-            scaled = "averaged" if B in down else "small" if down else "scaled"
+            averaged = B in down and PMEAN in node.library
+            scaled = "averaged" if averaged else "small" if down else "scaled"
             return Fault(scaled, node, self.reducer(ins[0]))
+        if node.id in self.changed:
+            return Fault("number", node, number=self.changed[node.id])
         if split:
             atoms = self.atoms(ins[split[0]])
             return Fault(

@@ -12,6 +12,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +27,7 @@ from sbp.errors import SbpInternalError
 from sbp.handwritten import arguments
 from sbp.handwritten.emulation import (
     FAILURES,
+    TOLERANCE,
     Ran,
     atom_of,
     axes_by_dim,
@@ -38,8 +40,9 @@ from sbp.handwritten.emulation import (
     too_large,
     with_folded,
 )
-from sbp.handwritten.meant import why_meant
+from sbp.handwritten.meant import ONE_EACH, why_meant
 from sbp.handwritten.measured import (
+    Body,
     Types,
     bodies,
     changed_numbers,
@@ -84,6 +87,7 @@ class ComparedRun:
       lost: positions of equal results with a slice along the first dim that no argument changes,
           if devices send values. If the program ran as stages, such results count as different.
       counts: numbers of the program that are read as numbers of devices.
+      stuck: numbers with which the program, if they count devices, does not run on one device.
       zero: positions of results that are zero in both runs.
       plain: the name of the plain function.
       names: the paths of the program's results.
@@ -100,6 +104,7 @@ class ComparedRun:
     stages: bool = False
     lost: tuple[int, ...] = ()
     counts: tuple[str, ...] = ()
+    stuck: tuple[str, ...] = ()
     zero: tuple[int, ...] = ()
     plain: str = ""
     names: tuple[str, ...] = ()
@@ -135,7 +140,10 @@ class Compared:
           scan, in the first trip, and in the second one.
       uneven: whether a result differs between devices that the program says to be equal.
       meant: whether the program shows that a difference may be meant.
+      excused: the results of regions whose difference may be meant.
+      one_each: the results of regions that have one element for each device, whatever their number.
       placed: the ids of operations that rank the elements of each device to place them.
+      changed: by the id of an operation, a number in it that is another one with one device.
       numbers: by the id of an operation, a number in it that may count devices.
       wants: the runs with one device; the second one, where axes split a dim jointly, has its
           elements in the order of shards.
@@ -146,7 +154,10 @@ class Compared:
     types: tuple[Types, ...] = ({},)
     uneven: bool = False
     meant: bool = False
+    excused: frozenset[int] = frozenset()
+    one_each: frozenset[int] = frozenset()
     placed: frozenset[int] = frozenset()
+    changed: Mapping[int, str] = field(default_factory=dict)
     numbers: Mapping[int, str] = field(default_factory=dict)
     wants: tuple[Ran, ...] = ()
 
@@ -181,6 +192,7 @@ class Comparisons:
       against: the plain function that says what is right, if there is one.
       plain: the comparison with this function.
       wanted: right results on both sets of values.
+      powers: by the mesh axis, the powers of its size by which results are too large.
     """
 
     graph: Graph
@@ -200,6 +212,7 @@ class Comparisons:
     against: Graph | None = None
     plain: ComparedRun | None = None
     wanted: list[Ran] | None = None
+    powers: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def text(self) -> str:
         return arguments.values_text(self.leaves, spread=self.spread, reordered=self.reordered)
@@ -365,7 +378,10 @@ class Comparisons:
                 return Compared(run=same, alone=attempt)
             apart[attempt] = differs, alone
             pairs = list(zip(self.got.results, want.results, strict=True))
-            if attempt.chained and None in [factor_of(*pairs[i]) for i in differs]:
+            factors = {i: factor_of(*pairs[i]) for i in differs}
+            powers = {i: _power(k, axis.size) for i, k in factors.items() if k}
+            self.powers[axis.name] = {i: power for i, power in powers.items() if power}
+            if attempt.chained and None in factors.values():
                 reached = zip(self.reaches(self.graph), self.reaches(alone), strict=True)
                 if all((x == y).all() for x, y in reached):
                     because.add("the stages of the pipeline may be different functions")
@@ -390,9 +406,6 @@ class Comparisons:
             because.add("many numbers in the program may be the number of devices")
         counts = {n for n, x in written.numbers.items() if x in (axis.size, axis.devices)}
         stuck = counts & {n for a in failed if a.chained == last.chained for n in a.names}
-        if stuck:
-            listed = ", ".join(f"`{n}`" for n in sorted(stuck))
-            because.add(f"{listed} may be the number of devices, or computed from it")
         got = program_run(self.graph, every=True)(self.values)
         typed = list[tuple[Types, Attempt, tuple[Ran, ...]]]()
         for attempt, (_, alone) in apart.items():
@@ -430,14 +443,24 @@ class Comparisons:
                 return Compared(run=run, alone=best)
         trips = tuple(self.types_of(got, wants[:1], axis.name, t) for t in (0, 1))
         reasons, placed = why_meant(got, want, types, axis.name, axis.size)
-        because |= reasons
-        meant = bool(because)
+        differs = apart[last if last.chained else best][0]
+        excused = frozenset().union(*reasons.values())
+        meant, flow = bool(because), Body(self.graph, {}, "")
+        own = [i for i in differs if excused.isdisjoint(flow.upstream(self.graph.outputs[i]))]
+        if not own or meant:
+            because |= {reason for reason, results in reasons.items() if results}
+        else:
+            differs = tuple(own)
+        if stuck:
+            numbers = ", ".join(f"`{n}`" for n in sorted(stuck))
+            because.add(f"{numbers} may be the number of devices, or computed from it")
         if any(x.shape != y.shape for x, y in zip(self.got.results, want.results, strict=True)):
             guesses.add("the shape of its result depends on the number of devices")
         run = replace(
             run,
-            apart=apart[last if last.chained else best][0],
+            apart=differs,
             because=tuple(sorted(because | guesses)),
+            stuck=tuple(sorted(stuck)),
             stages=last.chained,
         )
         return Compared(
@@ -446,7 +469,10 @@ class Comparisons:
             types=(types, *trips),
             uneven=uneven,
             meant=meant,
+            excused=excused,
+            one_each=reasons[ONE_EACH],
             placed=placed,
+            changed=changed_numbers(self.graph, alone),
             numbers={i: number for i, (_, number) in fixed.items()},
             wants=wants,
         )
@@ -533,6 +559,12 @@ def factor_of(got: np.ndarray, want: np.ndarray) -> float | None:
     factor = got.flat[most] / want.flat[most]
     same = np.isfinite(factor) and not differ(got, np.asarray(want * factor, want.dtype))
     return float(factor) if same else None
+
+
+def _power(factor: float, n: int) -> int:
+    """The power of a number that another one is; 0 if it is none."""
+    exponent = math.log(factor, n) if factor > 0 else 0.0
+    return round(exponent) if abs(exponent - round(exponent)) < TOLERANCE else 0
 
 
 def _zero(ran: Ran) -> tuple[int, ...]:

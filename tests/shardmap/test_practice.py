@@ -29,7 +29,6 @@ WARNED = {
     ("linear_recurrence", "own shard in the prefix"),
     ("lse_combine", "weights not divided"),
     ("matmul_scattered_in_a_ring", "own block left out"),
-    ("pipeline", "not selected before psum"),
     ("pipeline", "one tick short"),
     ("pipeline", "result of the first stage"),
     ("pipeline", "sent backwards"),

@@ -219,12 +219,11 @@ PAIRS = {
         repaired=False,
     ),
     "pooled_unreduced_count": Pair(
-        "local-result",
+        "missing-reduction",
         ("model",),
-        "real.sum()",
+        'lax.psum((x * real).sum(0), "model") / real.sum()',
         pooled_unreduced_count,
         *OF_SEQUENCE,
-        repaired=False,
     ),
     "windowed_over_own_values": Pair(
         "differs-on-one-device",
