@@ -481,7 +481,6 @@ class Helper:
     def __init__(self, compared: Comparisons, *, tried: int = TRIED) -> None:
         self.tried, self.compared = tried, compared
         self.graph, self.mesh = compared.graph, compared.mesh
-        self.sizes = dict(compared.mesh.axes)
         self.sites = Sites(self.graph)
         self.wrong = compared.wrong_of(self.graph)
 
@@ -501,7 +500,7 @@ class Helper:
             for edit in variants:
                 if edit.place in places or (edit.spare and found):
                     break
-                made = edit_program(self.graph, edit, self.sizes)
+                made = edit_program(self.graph, edit, self.mesh)
                 if edit.text not in found and (help_ := self.help((edit,), made)):
                     found[edit.text] = help_
                     places |= {edit.place} - {None}
@@ -545,7 +544,7 @@ class Helper:
             repairs = Repairs(self.mesh, Sites(compared.graph)).of(findings[0])
             after = None
             for edit in itertools.chain(*itertools.islice(repairs, self.tried)):
-                after = compared.of_edited(edit_program(compared.graph, edit, self.sizes))
+                after = compared.of_edited(edit_program(compared.graph, edit, self.mesh))
                 if after is not None and after.meaning > compared.meaning:
                     break
             else:

@@ -113,76 +113,71 @@ class GraphEdit:
     by_hand: bool = False
 
 
-def edit_program(graph: Graph, edit: GraphEdit, sizes: dict[str, int]) -> Graph:
+def edit_program(graph: Graph, edit: GraphEdit, mesh: MeshSpec) -> Graph:
     """The edited program.
 
     Arguments:
       graph: the whole program.
       edit: the edit.
-      sizes: devices along each mesh axis.
+      mesh: its mesh.
     """
     ids = itertools.count(max((n.id for n in nodes_of(graph)), default=0) + 1)
-    return _Editor(edit, sizes, dict(graph.avals), ids).graph(graph, None)
+    avals = dict(graph.avals)  # gets the new values of all graphs
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Editor:
-    """Edits one program. It enters new values in `avals` and numbers new nodes from `ids`."""
-
-    edit: GraphEdit
-    sizes: dict[str, int]
-    avals: dict[int, Any]
-    ids: Iterator[int]
-
-    def graph(self, graph: Graph, region: Node | None) -> Graph:
+    def edited(graph: Graph, region: Node | None) -> Graph:
         """A graph after the edits of its nodes; `region` is the shard_map that the graph is a body
         of."""
-        edit, alias = self.edit, dict[Operand, Operand]()
-        writer = Writer(replace(graph, avals=self.avals), frozenset(), self.ids)
+        alias = dict[Operand, Operand]()
+        writer = Writer(replace(graph, avals=avals), frozenset(), ids)
+
+        def reduced(values: list[Operand], like: Node, *, after: bool) -> list[Operand]:
+            """Operands or results of a node, some of them through a new collective."""
+            for add in edit.reduce:
+                if add.node == like.id and add.after == after:
+                    values[add.operand] = _reduced(writer, add, values[add.operand], like, mesh)
+            return values
+
         for node in graph.nodes:
             inputs = [alias.get(o, o) for o in node.inputs]
-            for add in edit.reduce:
-                if add.node == node.id and node.op != SHARD_MAP and not add.after:
-                    inputs[add.operand] = self.collective(writer, add, inputs[add.operand], node)
+            if node.op != SHARD_MAP:
+                inputs = reduced(inputs, node, after=False)
             new = edit.nodes.get(node.id, node)
             if new is None:
                 alias.update(zip(node.outputs, inputs, strict=False))
                 continue
-            within = new if new.op == SHARD_MAP else None
-            inner = [self.graph(g, within) for g in inner_graphs(new)]
+            inner = [edited(g, new if new.op == SHARD_MAP else None) for g in inner_graphs(new)]
             node = with_graphs(replace(new, inputs=tuple(inputs)), inner)
             writer.nodes.append(node)
-            for add in edit.reduce:
-                if add.node == node.id and add.after:
-                    output = node.outputs[add.operand]
-                    alias[output] = self.collective(writer, add, output, node)
+            made = reduced([*node.outputs], node, after=True)
             if node.id in edit.divide:
-                for output in node.outputs:
-                    alias[output] = _divided(writer, output, edit.divide[node.id], node)
+                made = [_divided(writer, v, edit.divide[node.id], node) for v in node.outputs]
+            alias.update(zip(node.outputs, made, strict=True))
         outputs = [alias.get(o, o) for o in graph.outputs]
-        for add in edit.reduce:
-            if region is not None and add.node == region.id:
-                outputs[add.operand] = self.collective(writer, add, outputs[add.operand], region)
+        if region is not None:
+            outputs = reduced(outputs, region, after=False)
         return replace(writer.graph, nodes=tuple(writer.nodes), outputs=tuple(outputs))
 
-    def collective(self, writer: Writer, add: Reduce, operand: Operand, like: Node) -> Operand:
-        """The value of a new collective of an operand."""
-        aval, n = writer.graph.aval(operand), math.prod(self.sizes[a] for a in add.mesh_axes)
-        shape = list(aval.shape)
-        params: dict[str, Any] = {"axes": add.mesh_axes, "axis_index_groups": None}
-        if add.collective in ("reduce_scatter", "all_gather"):
-            gathers = add.collective == "all_gather"
-            name = "all_gather_dimension" if gathers else "scatter_dimension"
-            params = {
-                "axis_name": add.mesh_axes,
-                "axis_index_groups": None,
-                "tiled": True,
-                name: add.dim,
-            }
-            shape[add.dim] = shape[add.dim] * n if gathers else shape[add.dim] // n
-        made, op = _jax.empty_aval(shape, aval.dtype), add.collective
-        out = writer.emit(like, made, op=op, primitive=None, params=params, inputs=(operand,))
-        return _divided(writer, out, add.divisor, like) if add.divisor > 1 else out
+    return edited(graph, None)
+
+
+def _reduced(writer: Writer, add: Reduce, operand: Operand, like: Node, mesh: MeshSpec) -> Operand:
+    """The value of a new collective of an operand."""
+    aval, n = writer.graph.aval(operand), math.prod(map(mesh.size, add.mesh_axes))
+    shape = list(aval.shape)
+    params: dict[str, Any] = {"axes": add.mesh_axes, "axis_index_groups": None}
+    if add.collective in ("reduce_scatter", "all_gather"):
+        gathers = add.collective == "all_gather"
+        name = "all_gather_dimension" if gathers else "scatter_dimension"
+        params = {
+            "axis_name": add.mesh_axes,
+            "axis_index_groups": None,
+            "tiled": True,
+            name: add.dim,
+        }
+        shape[add.dim] = shape[add.dim] * n if gathers else shape[add.dim] // n
+    made, op = _jax.empty_aval(shape, aval.dtype), add.collective
+    out = writer.emit(like, made, op=op, primitive=None, params=params, inputs=(operand,))
+    return _divided(writer, out, add.divisor, like) if add.divisor > 1 else out
 
 
 def _divided(writer: Writer, operand: int, divisor: int, like: Node) -> int:
