@@ -13,7 +13,7 @@ import ast
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -376,15 +376,15 @@ class Repairs:
             for dim in range(len(self.result_shape(finding))) if finding.claim is not None else ():
                 also = f"{_names(others)} at dim {dim} in {_outs(finding)}"
                 edit = replace(change, text=f"{text}, and {also}")
-                split = functools.partial(split_over, dim=dim)
-                yield (_specified(finding, edit, functools.reduce(split, others, _spec(finding))),)
+                yield (_specified(finding, edit, functools.partial(split_over, dim=dim), others),)
 
     # ---- a reduction more -----------------------------------------------------------------------
 
     def reduce(self, finding: Finding) -> Iterator[Variants]:
         """A reduction of a value where it becomes partial, or of a region's result."""
         op = reduction_of(finding.fault)
-        maker = self.sites.maker(finding.region, finding.result)
+        body: Graph = finding.region.params["body"]
+        maker, _ = self.sites.makers.get(body.outputs[finding.result], (None, 0))
         sites = [self.sites.value(node) for node in (finding.fault.made, maker) if node is not None]
         for site in dict.fromkeys(s for s in sites if s) if op else ():
             yield self.reduction(finding, (site,), op)
@@ -485,11 +485,7 @@ class Repairs:
     def leave_out_axes(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
         """An edit after which the result is stated to be whole on the mesh axes of the finding."""
         text = f"{edit.text}leave {_names(finding.mesh_axes)} out of {_outs(finding)}"
-        return _specified(
-            finding,
-            replace(edit, text=text),
-            functools.reduce(without, finding.mesh_axes, _spec(finding)),
-        )
+        return _specified(finding, replace(edit, text=text), without, finding.mesh_axes)
 
     # ---- a reduction before the operation that is at fault --------------------------------------
 
@@ -605,16 +601,14 @@ def reduction_of(fault: Fault) -> str:
     return CALLED.get(monoids[0], "") if monoids else ""
 
 
-def _spec(finding: Finding) -> Any:
-    """The type that the region states for the result that a finding is about."""
-    return finding.region.params["out_specs"][finding.result]
-
-
-def _specified(finding: Finding, edit: GraphEdit, spec: Any) -> GraphEdit:
-    """An edit with another type that the region states for its result."""
+def _specified(
+    finding: Finding, edit: GraphEdit, change: Callable[[Any, str], Any], axes: tuple[str, ...]
+) -> GraphEdit:
+    """An edit after which the region states another type for its result: the one that comes of the
+    old type and a mesh axis, for each of the axes."""
     region, position = finding.region, finding.result
     outs, stated = outs_of(region), [*region.params["out_specs"]]
-    stated[position] = spec
+    stated[position] = spec = functools.reduce(change, axes, stated[position])
     value = repr(spec) if outs == "out_types" else spec
     option = OptionEdit(option=outs, value=value, position=position, function=function_of(region))
     new = replace(region, params=region.params | {"out_specs": tuple(stated)})

@@ -157,10 +157,6 @@ class Sites:
         region = self.home[node.id][1]
         return region is not None and region.backward
 
-    def maker(self, region: Node, result: int) -> Node | None:
-        """The node that makes a result of a region; None for an operand that is returned."""
-        return self.makers.get(region.params["body"].outputs[result], (None, 0))[0]
-
     def alone(self, reader: Node, read: Site) -> bool:
         """Whether an operand has no other reader."""
         return all(
