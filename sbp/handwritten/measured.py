@@ -18,6 +18,7 @@ from sbp import _jax
 from sbp.handwritten.arguments import result_text
 from sbp.handwritten.emulation import (
     Ran,
+    are_equal,
     atom_of,
     differ,
     inner_graphs,
@@ -75,13 +76,13 @@ def readings(parts: np.ndarray, whole: np.ndarray, axis: int, axes: int) -> Read
     """
     n = parts.shape[axis]
     each, want = np.moveaxis(parts, axis, 0), np.take(whole, 0, axis)
-    found: set[Reading] = set()
-    for atom, joined in made_up(each, axes - 1):
-        if joined.shape == want.shape:
-            powers = _powers(joined, want, n)
-            exact = isinstance(atom, Unreduced) and atom != P
-            found |= {Reading(atom, k) for k in powers if not (exact and k)}
-    return frozenset(found)
+    return frozenset(
+        Reading(atom, power)
+        for atom, joined in made_up(each, axes - 1)
+        if joined.shape == want.shape
+        for power in _powers(joined, want, n)
+        if power == 0 or atom == P or not isinstance(atom, Unreduced)
+    )
 
 
 def made_up(each: np.ndarray, first: int) -> Iterator[tuple[Atom, np.ndarray]]:
@@ -91,7 +92,7 @@ def made_up(each: np.ndarray, first: int) -> Iterator[tuple[Atom, np.ndarray]]:
       each: the part of each device.
       first: the first dim of a part that can be split; the dims before it are other mesh axes.
     """
-    if not any(differ(x, each[0]) for x in each[1:]):
+    if are_equal(each):
         yield B, each[0]
     wide = each.astype(np.float64) if jnp.issubdtype(each.dtype, jnp.floating) else each
     for monoid, join in (_TESTS if each.dtype == np.bool_ else _NUMBERS).items():
@@ -187,15 +188,21 @@ def matched(graph: Graph, alone: Graph) -> Iterator[tuple[Node, Node]]:
 
 def _counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
     """For each value of a program the same one in another trace of it."""
-    same, divided = dict[int, int](), set[int]()
-    for a, b in matched(graph, alone):
-        pairs = [
+    pairs = (
+        pair
+        for a, b in matched(graph, alone)
+        for pair in (
             (a.outputs, b.outputs),
             *((x.inputs, y.inputs) for x, y in zip(inner_graphs(a), inner_graphs(b), strict=False)),
-        ]
-        for mine, theirs in pairs:
-            if len(mine) == len(theirs):
-                same |= dict(zip(mine, theirs, strict=True))
+        )
+    )
+    same = {
+        a: b
+        for mine, theirs in pairs
+        if len(mine) == len(theirs)
+        for a, b in zip(mine, theirs, strict=True)
+    }
+    divided = set[int]()
     # With one device, a reduction is its operand; that of a repair is not in the program.
     for node in bodies(graph):
         operand = next((o for o in node.inputs if isinstance(o, int)), -1)
@@ -221,13 +228,17 @@ def fixed_numbers(
     Returns:
       By the id of an operation, the id of the same one with one device, and the number.
     """
-    found: dict[int, tuple[int, str]] = {}
-    for a, b in matched(graph, alone):
-        for number in scalars(a) & scalars(b):
-            times = number if number >= 1 else 1 / number if number > 0 else 0.0
-            if times >= 2 and (times % n == 0 or (times > 2 and times in lengths)):
-                found[a.id] = b.id, f"{number:g}"
-    return found
+
+    def may_count(number: float) -> bool:
+        times = number if number >= 1 else 1 / number if number > 0 else 0.0
+        return times >= 2 and (times % n == 0 or (times > 2 and times in lengths))
+
+    return {
+        a.id: (b.id, f"{number:g}")
+        for a, b in matched(graph, alone)
+        for number in scalars(a) & scalars(b)
+        if may_count(number)
+    }
 
 
 def changed_numbers(graph: Graph, alone: Graph) -> dict[int, str]:
