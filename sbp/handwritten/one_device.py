@@ -502,14 +502,18 @@ class Comparisons:
         except FAILURES:  # of an edit: shapes that no longer fit
             return None
         other.graph, other.got, other.uneven = graph, got, uneven(graph, got, self.mesh)
-        other.compared = list[Compared]()
-        for c in self.compared:
-            if c.wants:
-                name = c.run.mesh_axis
-                trips = (self.types_of(got, c.wants[:1], name, t) for t in (0, 1))
-                types = (self.types_of(got, c.wants, name), *trips)
-                differs = any(a == name for _, _, a in other.uneven)
-                other.compared.append(replace(c, types=types, uneven=differs))
+        other.compared = [
+            replace(
+                c,
+                types=tuple(
+                    self.types_of(got, wants, c.run.mesh_axis, trip)
+                    for wants, trip in ((c.wants, None), (c.wants[:1], 0), (c.wants[:1], 1))
+                ),
+                uneven=any(name == c.run.mesh_axis for _, _, name in other.uneven),
+            )
+            for c in self.compared
+            if c.wants
+        ]
         return other
 
     def reaches(self, graph: Graph) -> list[np.ndarray]:
