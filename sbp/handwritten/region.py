@@ -22,7 +22,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -271,16 +271,8 @@ class _Body:
 
 CODE = "manual-types"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Scope:
-    """The mesh of the `sbp.jit` that is tracing, and the regions checked in this trace."""
-
-    mesh: MeshSpec
-    checked: set[str] = field(default_factory=set)
-
-
-_SCOPE: ContextVar[_Scope | None] = ContextVar("sbp_manual_scope", default=None)
+_SCOPE: ContextVar[tuple[MeshSpec, set[str]] | None] = ContextVar("sbp_manual_scope", default=None)
+"""The mesh of the `sbp.jit` that is tracing, and the regions checked in this trace."""
 
 
 def is_tracing() -> bool:
@@ -292,7 +284,7 @@ def is_tracing() -> bool:
 def tracing_for(mesh: MeshSpec) -> Iterator[None]:
     """A context in which `sbp.jit` traces a function: `manual` regions are made for its mesh, and
     JAX's caches give no traces that were made for another mesh."""
-    token = _SCOPE.set(_Scope(mesh))
+    token = _SCOPE.set((mesh, set()))
     try:
         with _jax.own_traces(f"sbp.jit {mesh}"):
             yield
@@ -403,15 +395,20 @@ class _Region:
 
     Arguments:
       fn: the body.
-      scope: the `sbp.jit` that is tracing.
+      scope: the mesh of the `sbp.jit` that is tracing, and the regions checked in this trace.
       padded: whether split dims that do not divide are padded.
       made: the user's line that calls `sbp.manual`.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], scope: _Scope, padded: bool, made: Span | None
+        self,
+        fn: Callable[..., Any],
+        scope: tuple[MeshSpec, set[str]],
+        padded: bool,
+        made: Span | None,
     ) -> None:
-        self.fn, self.scope, self.mesh, self.padded, self.made = fn, scope, scope.mesh, padded, made
+        self.fn, self.padded, self.made = fn, padded, made
+        self.mesh, self.checked = scope
         self.abstract = self.abstract_of(self.mesh.sizes)
         self.name = getattr(fn, "__name__", "the function")
         self.span: Span | None = _jax.caller_span() or made
@@ -432,8 +429,8 @@ class _Region:
         given = [self.claim(x, t) for x, t in zip(flat, types, strict=True)]
 
         body = self.body_on_shards(in_types, given, tree, out_types)
-        if body.key not in self.scope.checked:
-            self.scope.checked.add(body.key)
+        if body.key not in self.checked:
+            self.checked.add(body.key)
             self.check(body, lambda f: self.body(f, given, tree, out_types, self.abstract))
         encoded = [
             self.encode(x, h) for x, h in zip((*body.closed_over, *flat), body.ins, strict=True)
