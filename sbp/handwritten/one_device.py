@@ -407,15 +407,11 @@ class Comparisons:
         counts = {n for n, x in written.numbers.items() if x in (axis.size, axis.devices)}
         stuck = counts & {n for a in failed if a.chained == last.chained for n in a.names}
         got = program_run(self.graph, every=True)(self.values)
-        typed = list[tuple[Types, Attempt, tuple[Ran, ...]]]()
-        for attempt, (_, alone) in apart.items():
-            if attempt.chained:
-                continue
-            graphs = [alone]
-            if any(splits_jointly(region, axis.name) for region in regions_of(alone)):
-                graphs.append(with_folded(alone, axis.name, axis.size))
-            wants = tuple(program_run(g, every=True)(self.values) for g in graphs)
-            typed.append((self.types_of(got, wants, axis.name), attempt, wants))
+        typed = [
+            (*self.measured(got, alone, axis), attempt)
+            for attempt, (_, alone) in apart.items()
+            if not attempt.chained
+        ]
         guessed = "sbp used random integers for arguments that are shapes; pass arrays"
         guesses = {guessed} if any(map(arguments.is_guessed, self.leaves)) else set[str]()
         if not typed:  # of a pipeline that runs on one device only stage by stage
@@ -423,7 +419,7 @@ class Comparisons:
                 run, apart=apart[last][0], because=tuple(sorted(because | guesses)), stages=True
             )
             return Compared(run=run, alone=last, uneven=uneven, meant=bool(because))
-        types, best, wants = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
+        types, wants, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
         want, alone = wants[0], wants[0].graph
         fixed = fixed_numbers(self.graph, alone, axis.size, axis.lengths)
         for name, other in self.axes.items() if fixed else ():
@@ -476,6 +472,14 @@ class Comparisons:
             numbers={i: number for i, (_, number) in fixed.items()},
             wants=wants,
         )
+
+    def measured(self, got: Ran, alone: Graph, axis: AxisInCode) -> tuple[Types, tuple[Ran, ...]]:
+        """The types of the values of a run on a mesh axis, and the runs with one device that they
+        are measured by; `alone` is the program with one device."""
+        jointly = any(splits_jointly(region, axis.name) for region in regions_of(alone))
+        graphs = [alone, *([with_folded(alone, axis.name, axis.size)] if jointly else [])]
+        wants = tuple(program_run(g, every=True)(self.values) for g in graphs)
+        return self.types_of(got, wants, axis.name), wants
 
     def types_of(self, got: Ran, wants: Sequence[Ran], name: str, trip: int | None = None) -> Types:
         """The types of the values of a run on a mesh axis. `wants` are runs with one device. If a
