@@ -337,9 +337,13 @@ class Repairs:
     def divide(self, observer: Node | None, axes: tuple[str, ...]) -> Iterator[Variants]:
         """A division instead of a `lax.pmean` of gradients that JAX has added up already."""
         call = None if observer is None else self.call(observer)
-        if observer is None or call is None or call.name != CALLED["mean"]:
-            return
-        if {*names_of(observer)} == {*axes} and call.call.args:
+        if (
+            observer is not None
+            and call is not None
+            and call.name == CALLED["mean"]
+            and {*names_of(observer)} == {*axes}
+            and call.call.args
+        ):
             tree = exact_text(span_of(call.call.args[0], call.span.file))
             text = f"divide by {sizes_text(axes)} in place of {call.text}"
             source = divide_by_sizes(call.span, axes, tree)
@@ -408,21 +412,18 @@ class Repairs:
         what, named = " and ".join(p.text for p in places), axes_text(finding.mesh_axes)
 
         def edit(name: str, divisor: int) -> GraphEdit:
-            added = tuple(
-                Reduce(node, k, axes, op, divisor, after=place.after)
-                for place in places
-                for node, k in place.values
-            )
-            source = [e for p in places for e in put_through(p, name, named)]
             change = GraphEdit("") if late is None else late
-            text = f"reduce {what} with lax.{name}(.., {named})"
-            text += f", and {late.text}" if late is not None else ""
-            source = in_order((*source, *change.source))
+            also = "" if late is None else f", and {late.text}"
+            added = (e for place in places for e in put_through(place, name, named))
             return replace(
                 change,
-                text=text,
-                source=source,
-                reduce=added,
+                text=f"reduce {what} with lax.{name}(.., {named}){also}",
+                source=in_order((*added, *change.source)),
+                reduce=tuple(
+                    Reduce(node, k, axes, op, divisor, after=place.after)
+                    for place in places
+                    for node, k in place.values
+                ),
                 place=(op, places),
                 spare=not all(place.after for place in places),
             )
