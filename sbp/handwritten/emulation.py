@@ -502,8 +502,7 @@ def _folded(
         counts = [folded.get(a, sizes[a]) for a in axes]
         # A result with one element for each device has too few on one device.
         if len(axes) > 1 and {*axes} & {*folded} and x.shape[d] % math.prod(counts) == 0:
-            order = [i for i, a in enumerate(axes) if a not in folded]
-            order += [i for i, a in enumerate(axes) if a in folded]
+            order = sorted(range(len(axes)), key=lambda i: axes[i] in folded)
             before = [counts[i] for i in order] if back else counts
             order = list(np.argsort(order)) if back else order
             blocks = x.reshape(*x.shape[:d], *before, -1, *x.shape[d + 1 :])
