@@ -50,7 +50,6 @@ from sbp.handwritten.repairs import (
     edit_program,
     sizes_text,
 )
-from sbp.handwritten.sites import Sites
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.rule import RANKS
 from sbp.source.editing import in_order
@@ -481,7 +480,7 @@ class Helper:
     def __init__(self, compared: Comparisons, *, tried: int = TRIED) -> None:
         self.tried, self.compared = tried, compared
         self.graph, self.mesh = compared.graph, compared.mesh
-        self.sites = Sites(self.graph)
+        self.repairs = Repairs(self.graph, self.mesh)
         self.wrong = compared.wrong_of(self.graph)
 
     def helps(self, finding: Finding) -> tuple[tuple[Help, ...], bool]:
@@ -495,7 +494,7 @@ class Helper:
         if self.wrong is None or untried & {*finding.mesh_axes}:  # nothing says what is right
             return (), True
         most = 1 if finding.fault.kind in _ONE else SHOWN
-        repairs = Repairs(self.mesh, self.sites).of(finding)
+        repairs = self.repairs.of(finding)
         for variants in itertools.islice(repairs, self.tried):
             for edit in variants:
                 if edit.place in places or (edit.spare and found):
@@ -541,7 +540,7 @@ class Helper:
         compared, edits = self.compared, list[GraphEdit]()
         findings: Sequence[Finding] = (finding,)
         while findings and len(edits) < CHAINED:
-            repairs = Repairs(self.mesh, Sites(compared.graph)).of(findings[0])
+            repairs = Repairs(compared.graph, self.mesh).of(findings[0])
             after = None
             for edit in itertools.chain(*itertools.islice(repairs, self.tried)):
                 after = compared.of_edited(edit_program(compared.graph, edit, self.mesh))

@@ -269,12 +269,12 @@ class Repairs:
     """Finds candidates.
 
     Arguments:
-      mesh: the mesh.
-      sites: the places of the program's values in the source.
+      graph: the whole program.
+      mesh: its mesh.
     """
 
-    def __init__(self, mesh: MeshSpec, sites: Sites) -> None:
-        self.mesh, self.sites = mesh, sites
+    def __init__(self, graph: Graph, mesh: MeshSpec) -> None:
+        self.mesh, self.sites = mesh, Sites(graph)
 
     def of(self, finding: Finding) -> Iterator[Variants]:
         """The candidates for a finding, the likeliest first."""
