@@ -216,9 +216,9 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
     summed = finding.region.params.get("check_vma", True)
     if primary(finding).backward and summed:  # what follows may add up the gradient again
         pending = (
-            "too large: JAX has summed the gradient already; take lax.pmean of the loss inside"
+            "too large: JAX has summed the gradient already; take lax.pmean of the loss inside the"
+            " gradient, and no sum after it"
         )
-        pending += " the gradient, and no sum after it"
     return {
         "what": _subject(primary(finding)),
         "pending": pending,
@@ -445,11 +445,14 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
 
 def reversed_order(region: Node) -> tuple[str, ...]:
     """Two mesh axes that the specs of a region order in two ways on a dim; empty where none do."""
-    stated = (*region.params["in_specs"], *region.params["out_specs"])
     # A type orders the axes of a dim as the mesh does.
-    specs = (spec for spec in stated if isinstance(spec, PartitionSpec))
-    dims = (axes for spec in specs for axes in axes_by_dim(spec, len(spec), ()))
-    found = {pair for axes in dims for pair in itertools.combinations(axes, 2)}
+    found = {
+        pair
+        for spec in (*region.params["in_specs"], *region.params["out_specs"])
+        if isinstance(spec, PartitionSpec)
+        for axes in axes_by_dim(spec, len(spec), ())
+        for pair in itertools.combinations(axes, 2)
+    }
     return next(((a, b) for a, b in sorted(found) if (b, a) in found), ())
 
 
