@@ -206,13 +206,9 @@ def _factor(
     # Of equal numbers, each is a multiple of the other.
     if not jnp.issubdtype(parts.dtype, jnp.inexact) or len(np.unique(abs(parts))) < 2:
         return None
-    factors = (k for k in itertools.starmap(factor_of, pairs) if k)
-    whole = (k for k in factors if _is_whole(max(k, 1 / k)))
-    return min(whole, key=lambda k: max(k, 1 / k), default=None)
-
-
-def _is_whole(number: float) -> bool:
-    return abs(number - round(number)) < TOLERANCE
+    sizes = ((max(k, 1 / k), k) for k in itertools.starmap(factor_of, pairs) if k)
+    whole = ((size, k) for size, k in sizes if abs(size - round(size)) < TOLERANCE)
+    return min(whole, key=lambda pair: pair[0], default=(1.0, None))[1]
 
 
 def _wholes(parts: np.ndarray, axes: int) -> Iterator[np.ndarray]:
