@@ -511,8 +511,7 @@ class Helper:
                 break
         untried = most > 1 and next(repairs, None) is not None
         if not found:
-            chained, untried = self.chain(finding)
-            return (() if chained is None else (chained,)), untried
+            return self.chain(finding)
         return tuple(sorted(found.values(), key=lambda h: h.bytes_per_device)), untried
 
     def help(self, edits: Sequence[GraphEdit], made: Graph) -> Help | None:
@@ -537,7 +536,7 @@ class Helper:
             clears_all_errors=not wrong,
         )
 
-    def chain(self, finding: Finding) -> tuple[Help | None, bool]:
+    def chain(self, finding: Finding) -> tuple[tuple[Help, ...], bool]:
         """The help of several repairs that mend a result only together, and whether the search
         stopped at a limit. Each repair gives more values of the program a meaning."""
         compared, edits = self.compared, list[GraphEdit]()
@@ -550,13 +549,13 @@ class Helper:
                 if after is not None and after.meaning > compared.meaning:
                     break
             else:
-                return None, next(repairs, None) is not None
+                return (), next(repairs, None) is not None
             compared = after
             edits.append(edit)
             if len(edits) > 1 and (help_ := self.help(edits, compared.graph)):
-                return help_, False
+                return (help_,), False
             findings, _ = find_faults(compared)
-        return None, bool(findings)
+        return (), bool(findings)
 
 
 # ---- checks -------------------------------------------------------------------------------------

@@ -521,9 +521,9 @@ def _cut(x: Any, spec: Any, sizes: dict[str, int]) -> Any:
             return jnp.moveaxis(jax.vmap(cut)(_parts(x, atom.monoid, n)), 0, i)
     by_dim = axes_by_dim(spec, x.ndim, list(sizes))
     places = [a for axes in by_dim for a in (*axes, "")]  # the dims of `blocks`; "" is a shard
-    lengths = zip(x.shape, by_dim, strict=True)
     blocks = (
-        [*(sizes[a] for a in axes), length // _count(axes, sizes)] for length, axes in lengths
+        [*(sizes[a] for a in axes), length // _count(axes, sizes)]
+        for length, axes in zip(x.shape, by_dim, strict=True)
     )
     split = [a for a in sizes if a in places]
     y = x.reshape([*itertools.chain(*blocks)])
