@@ -40,7 +40,6 @@ from sbp.handwritten.measured import (
     Finding,
     Kind,
     region_findings,
-    scalars,
 )
 from sbp.handwritten.one_device import ComparedRun, Comparisons
 from sbp.handwritten.repairs import (
@@ -50,6 +49,7 @@ from sbp.handwritten.repairs import (
     edit_program,
     sizes_text,
 )
+from sbp.handwritten.written_sizes import scalars
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.rule import RANKS
 from sbp.source.editing import in_order

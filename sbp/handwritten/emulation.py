@@ -259,6 +259,11 @@ def differ(got: np.ndarray, want: np.ndarray) -> bool:
     return not bool((near | ~(np.isfinite(want) | np.isfinite(got))).all())
 
 
+def are_equal(parts: np.ndarray) -> bool:
+    """Whether the parts of all devices are the same, to within `TOLERANCE`."""
+    return not any(differ(x, parts[0]) for x in parts[1:])
+
+
 # ---- runs ---------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ means of their shards is n times the mean.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -24,13 +24,11 @@ from sbp.handwritten.emulation import (
     inner_graphs,
     nodes_of,
     regions_of,
-    with_graphs,
 )
 from sbp.signatures import traits_of
 from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, SENDING, names_of
 from sbp.trace.graph import (
     CONTROL_FLOW,
-    Constant,
     Dataflow,
     Graph,
     Node,
@@ -54,9 +52,6 @@ Readings = frozenset[Reading]
 Types = Mapping[int, Readings]
 """The readings of each value that the program has with one device as well; a value without any has
 lost its meaning."""
-
-_OPERATORS = ("numpy.array_methods.", "numpy.ufunc", "lax.lax.div", "lax.lax.mul")
-"""JAX's functions below a product or ratio that the user writes."""
 
 _POWERS = (0, 1, -1, 2, -2)
 
@@ -211,71 +206,6 @@ def _counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
             same[node.outputs[0]] = same[operand]
             divided.add(node.outputs[0])
     return same
-
-
-def fixed_numbers(
-    graph: Graph, alone: Graph, n: int, lengths: Collection[int]
-) -> dict[int, tuple[int, str]]:
-    """Numbers that the user's lines multiply or divide by, that are the same with one device, and
-    that may count devices or the elements of a shard.
-
-    Arguments:
-      graph: the program.
-      alone: the program with one device on the mesh axis.
-      n: the size of the axis.
-      lengths: the lengths of shards along it.
-
-    Returns:
-      By the id of an operation, the id of the same one with one device, and the number.
-    """
-
-    def may_count(number: float) -> bool:
-        times = number if number >= 1 else 1 / number if number > 0 else 0.0
-        return times >= 2 and (times % n == 0 or (times > 2 and times in lengths))
-
-    return {
-        a.id: (b.id, f"{number:g}")
-        for a, b in matched(graph, alone)
-        for number in scalars(a) & scalars(b)
-        if may_count(number)
-    }
-
-
-def changed_numbers(graph: Graph, alone: Graph) -> dict[int, str]:
-    """By the ids of operations whose numbers are others in another trace of a program, these
-    numbers."""
-    pairs = ((a.id, scalars(a), scalars(b)) for a, b in matched(graph, alone))
-    return {
-        i: f"{min(own - one):.6g}, and not {min(one - own):.6g}"
-        for i, own, one in pairs
-        if own - one and one - own
-    }
-
-
-def scalars(node: Node) -> set[float]:
-    """The numbers in a product or ratio that the user writes; empty for any other operation."""
-    written = all(f.startswith(_OPERATORS) for f in node.library)
-    if not written or traits_of(node.op).numpy not in (np.divide, np.multiply):
-        return set()
-    return {
-        float(np.real(x.value)) for x in node.inputs if isinstance(x, Constant) and not x.aval.shape
-    }
-
-
-def renumber(graph: Graph, nodes: Collection[int], n: int) -> Graph:
-    """A program in which the numbers of some operations count `n` times fewer things."""
-
-    def of(operand: Operand) -> Operand:
-        if not isinstance(operand, Constant) or operand.aval.shape:
-            return operand
-        x = np.asarray(operand.value)
-        return Constant(np.asarray(x / n if x >= 1 else x * n, x.dtype), operand.aval)
-
-    def node(old: Node) -> Node:
-        new = replace(old, inputs=tuple(map(of, old.inputs))) if old.id in nodes else old
-        return with_graphs(new, [renumber(g, nodes, n) for g in inner_graphs(old)])
-
-    return replace(graph, nodes=tuple(map(node, graph.nodes)))
 
 
 def is_good(found: Readings) -> bool:

@@ -19,16 +19,15 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import PartitionSpec
 
-from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.handwritten import arguments
 from sbp.handwritten.emulation import (
     FAILURES,
     TOLERANCE,
     Ran,
+    are_equal,
     atom_of,
     axes_by_dim,
     claims,
@@ -45,14 +44,19 @@ from sbp.handwritten.measured import (
     Body,
     Types,
     bodies,
-    changed_numbers,
-    fixed_numbers,
     is_good,
     measure_types,
-    renumber,
 )
-from sbp.handwritten.written_sizes import AxisInCode, WrittenSizes
-from sbp.machine.mesh import MeshSpec, call_without_mesh
+from sbp.handwritten.written_sizes import (
+    Attempt,
+    AxisInCode,
+    WrittenSizes,
+    changed_numbers,
+    fixed_numbers,
+    renumber,
+    trace_on_one_device,
+)
+from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
 from sbp.trace.collectives import KINDS, names_of
 from sbp.trace.graph import Graph
@@ -115,20 +119,6 @@ class ComparedRun:
         return bool(self.apart) and not self.because
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A way to read a program on one device.
-
-    Arguments:
-      names: variables of the user's code whose numbers are read as counts of devices.
-      chained: whether a region with one stage for each device becomes regions with one stage, one
-          after the other.
-    """
-
-    names: tuple[str, ...] = ()
-    chained: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Compared:
     """A comparison with what it ran.
@@ -150,7 +140,7 @@ class Compared:
     """
 
     run: ComparedRun
-    alone: Attempt = Attempt()
+    alone: Attempt = field(default_factory=Attempt)
     types: tuple[Types, ...] = ({},)
     uneven: bool = False
     meant: bool = False
@@ -613,82 +603,6 @@ def lengths_of(graph: Graph, name: str) -> frozenset[int]:
     )
 
 
-# ---- the program on one device ------------------------------------------------------------------
-
-_TRACES = itertools.count()
-"""Numbers the traces: JAX shall take none that it cached for another mesh."""
-
-
-def trace_on_one_device(
-    traced: Callable[[Any], Graph], written: WrittenSizes, attempt: Attempt, fn: Any
-) -> Graph:
-    """A program with a mesh axis at size 1.
-
-    Arguments:
-      traced: traces a function as the program.
-      written: the mesh axis; gets the sizes that the function has from outside.
-      attempt: how the program is read.
-      fn: its function.
-
-    Raises:
-      ValueError: where the program cannot be read so.
-    """
-    axis, copied = written.axis, functools.partial(written.copied, names=attempt.names)
-
-    def act(bind: Callable[..., Any], args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-        size = dict(params["mesh"].shape).get(axis.name)
-        mine = size == axis.size or (size == 1 and all(map(_jax.of_call, params["subfuns"])))
-        if not mine:  # of another mesh, or the gradient of one that is already alone
-            return bind(*args, **params)
-        alone = params | {
-            "mesh": axis.mesh_alone(params["mesh"]),
-            "subfuns": tuple(copied(fn) for fn in params["subfuns"]),
-        }
-        return _chain(bind, args, alone, axis) if attempt.chained else bind(*args, **alone)
-
-    try:
-        with _jax.own_traces(f"sbp_alone_{next(_TRACES)}"), _jax.regions_bound_by(act):
-            return call_without_mesh(traced, copied(fn))
-    except SbpInternalError:
-        raise
-    except Exception as error:  # the user's function, which may raise anything on other sizes
-        raise ValueError(reason_of(error)) from error
-
-
-def _chain(
-    bind: Callable[..., Any], args: Sequence[Any], params: dict[str, Any], axis: AxisInCode
-) -> Any:
-    """Runs the stages of a pipeline one after the other. A pipeline of n stages computes the same
-    as n pipelines of one stage, if each of them takes the result of the previous one."""
-    dims = [_axis_dim(x.shape, s, axis) for x, s in zip(args, params["in_specs"], strict=True)]
-    if all(d is None for d in dims):
-        raise ValueError("no operand has one element for each device")
-    given, out = list(args), None
-    for stage in range(axis.size):
-        shards = [
-            x if d is None else lax.slice_in_dim(x, stage, stage + 1, axis=d)
-            for x, d in zip(given, dims, strict=True)
-        ]
-        out = bind(*shards, **params)
-        results = list(out)
-        streams = [
-            i
-            for i, (x, d) in enumerate(zip(given, dims, strict=True))
-            if d is None and [(x.shape, x.dtype)] == [(y.shape, y.dtype) for y in results]
-        ]
-        if len(streams) != 1:
-            raise ValueError("no operand alone is of the result's shape")
-        given[streams[0]] = results[0]
-    return out
-
-
-def _axis_dim(shape: Sequence[int], spec: Any, axis: AxisInCode) -> int | None:
-    """The dim that an axis splits into one element for each device; None if it splits none so."""
-    entries = tuple(spec) if isinstance(spec, PartitionSpec) else ()
-    alone = (d for d, e in enumerate(entries) if e in (axis.name, (axis.name,)))
-    return next((d for d in alone if shape[d] == axis.size), None)
-
-
 def _sizes_of(graph: Graph, name: str, mesh: MeshSpec) -> WrittenSizes:
     lengths, pairs = lengths_of(graph, name), permutations(graph, name)
     return WrittenSizes(AxisInCode(name, mesh.size(name), lengths, mesh.num_devices, pairs))
@@ -723,12 +637,12 @@ def compared_runs(
 
 def uneven(graph: Graph, ran: Ran, mesh: MeshSpec) -> frozenset[tuple[int, int, str]]:
     """The results of regions that differ between devices and claim to be equal."""
-    found = set[tuple[int, int, str]]()
-    for node, results in claims(graph):
-        for i in results:
-            x, spec = ran.values.get(node.params["body"].outputs[i]), node.params["out_specs"][i]
-            for axis, name in enumerate(mesh.names if x is not None else ()):
-                each = np.moveaxis(np.asarray(x), axis, 0)
-                if atom_of(spec, name) == B and any(differ(y, each[0]) for y in each[1:]):
-                    found.add((node.id, i, name))
-    return frozenset(found)
+    return frozenset(
+        (node.id, i, name)
+        for node, results in claims(graph)
+        for i in results
+        if (parts := ran.values.get(node.params["body"].outputs[i])) is not None
+        for axis, name in enumerate(mesh.names)
+        if atom_of(node.params["out_specs"][i], name) == B
+        and not are_equal(np.moveaxis(parts, axis, 0))
+    )

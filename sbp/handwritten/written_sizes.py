@@ -1,5 +1,6 @@
-"""Sizes of a mesh axis that a region's function has from outside: in a number of a closure or a
-global, in a list of pairs for `ppermute`, in a mesh.
+"""Traces of a program with one device on a mesh axis, and the sizes of the axis that a region's
+function has from outside: in a number of a closure or a global, in a list of pairs for `ppermute`,
+in a mesh.
 
 `lax.axis_size` gives another number on another mesh, and a number that was computed before the
 region was called does not. So a function that shall run on a mesh axis of size 1 is copied, with
@@ -14,16 +15,24 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from sbp import _jax
 from sbp._jax import of_user
+from sbp.errors import SbpInternalError
+from sbp.handwritten.emulation import inner_graphs, reason_of, with_graphs
+from sbp.handwritten.measured import matched
+from sbp.machine.mesh import call_without_mesh
+from sbp.signatures import traits_of
+from sbp.trace.graph import Constant, Graph, Node, Operand
 
 DEPTH = 12
 """How far functions that a region's function uses are followed, call by call."""
@@ -320,3 +329,165 @@ class _Copier:
                 return self.number(str(value), value, alone)
             case _:
                 return value
+
+
+# ---- numbers ------------------------------------------------------------------------------------
+
+_OPERATORS = ("numpy.array_methods.", "numpy.ufunc", "lax.lax.div", "lax.lax.mul")
+"""JAX's functions below a product or ratio that the user writes."""
+
+
+def fixed_numbers(
+    graph: Graph, alone: Graph, n: int, lengths: Collection[int]
+) -> dict[int, tuple[int, str]]:
+    """Numbers that the user's lines multiply or divide by, that are the same with one device, and
+    that may count devices or the elements of a shard.
+
+    Arguments:
+      graph: the program.
+      alone: the program with one device on the mesh axis.
+      n: the size of the axis.
+      lengths: the lengths of shards along it.
+
+    Returns:
+      By the id of an operation, the id of the same one with one device, and the number.
+    """
+
+    def may_count(number: float) -> bool:
+        times = number if number >= 1 else 1 / number if number > 0 else 0.0
+        return times >= 2 and (times % n == 0 or (times > 2 and times in lengths))
+
+    return {
+        a.id: (b.id, f"{number:g}")
+        for a, b in matched(graph, alone)
+        for number in scalars(a) & scalars(b)
+        if may_count(number)
+    }
+
+
+def changed_numbers(graph: Graph, alone: Graph) -> dict[int, str]:
+    """By the ids of operations whose numbers are others in another trace of a program, these
+    numbers."""
+    pairs = ((a.id, scalars(a), scalars(b)) for a, b in matched(graph, alone))
+    return {
+        i: f"{min(own - one):.6g}, and not {min(one - own):.6g}"
+        for i, own, one in pairs
+        if own - one and one - own
+    }
+
+
+def scalars(node: Node) -> set[float]:
+    """The numbers in a product or ratio that the user writes; empty for any other operation."""
+    written = all(f.startswith(_OPERATORS) for f in node.library)
+    if not written or traits_of(node.op).numpy not in (np.divide, np.multiply):
+        return set()
+    return {
+        float(np.real(x.value)) for x in node.inputs if isinstance(x, Constant) and not x.aval.shape
+    }
+
+
+def renumber(graph: Graph, nodes: Collection[int], n: int) -> Graph:
+    """A program in which the numbers of some operations count `n` times fewer things."""
+
+    def of(operand: Operand) -> Operand:
+        if not isinstance(operand, Constant) or operand.aval.shape:
+            return operand
+        x = np.asarray(operand.value)
+        return Constant(np.asarray(x / n if x >= 1 else x * n, x.dtype), operand.aval)
+
+    def node(old: Node) -> Node:
+        new = replace(old, inputs=tuple(map(of, old.inputs))) if old.id in nodes else old
+        return with_graphs(new, [renumber(g, nodes, n) for g in inner_graphs(old)])
+
+    return replace(graph, nodes=tuple(map(node, graph.nodes)))
+
+
+# ---- the program on one device ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A way to read a program on one device.
+
+    Arguments:
+      names: variables of the user's code whose numbers are read as counts of devices.
+      chained: whether a region with one stage for each device becomes regions with one stage, one
+          after the other.
+    """
+
+    names: tuple[str, ...] = ()
+    chained: bool = False
+
+
+_TRACES = itertools.count()
+"""Numbers the traces: JAX shall take none that it cached for another mesh."""
+
+
+def trace_on_one_device(
+    traced: Callable[[Any], Graph], written: WrittenSizes, attempt: Attempt, fn: Any
+) -> Graph:
+    """A program with a mesh axis at size 1.
+
+    Arguments:
+      traced: traces a function as the program.
+      written: the mesh axis; gets the sizes that the function has from outside.
+      attempt: how the program is read.
+      fn: its function.
+
+    Raises:
+      ValueError: where the program cannot be read so.
+    """
+    axis, copied = written.axis, functools.partial(written.copied, names=attempt.names)
+
+    def act(bind: Callable[..., Any], args: tuple[Any, ...], params: dict[str, Any]) -> Any:
+        size = dict(params["mesh"].shape).get(axis.name)
+        mine = size == axis.size or (size == 1 and all(map(_jax.of_call, params["subfuns"])))
+        if not mine:  # of another mesh, or the gradient of one that is already alone
+            return bind(*args, **params)
+        alone = params | {
+            "mesh": axis.mesh_alone(params["mesh"]),
+            "subfuns": tuple(copied(fn) for fn in params["subfuns"]),
+        }
+        return _chain(bind, args, alone, axis) if attempt.chained else bind(*args, **alone)
+
+    try:
+        with _jax.own_traces(f"sbp_alone_{next(_TRACES)}"), _jax.regions_bound_by(act):
+            return call_without_mesh(traced, copied(fn))
+    except SbpInternalError:
+        raise
+    except Exception as error:  # the user's function, which may raise anything on other sizes
+        raise ValueError(reason_of(error)) from error
+
+
+def _chain(
+    bind: Callable[..., Any], args: Sequence[Any], params: dict[str, Any], axis: AxisInCode
+) -> Any:
+    """Runs the stages of a pipeline one after the other. A pipeline of n stages computes the same
+    as n pipelines of one stage, if each of them takes the result of the previous one."""
+    dims = [_axis_dim(x.shape, s, axis) for x, s in zip(args, params["in_specs"], strict=True)]
+    if all(d is None for d in dims):
+        raise ValueError("no operand has one element for each device")
+    given, out = list(args), None
+    for stage in range(axis.size):
+        shards = [
+            x if d is None else lax.slice_in_dim(x, stage, stage + 1, axis=d)
+            for x, d in zip(given, dims, strict=True)
+        ]
+        out = bind(*shards, **params)
+        results = list(out)
+        streams = [
+            i
+            for i, (x, d) in enumerate(zip(given, dims, strict=True))
+            if d is None and [(x.shape, x.dtype)] == [(y.shape, y.dtype) for y in results]
+        ]
+        if len(streams) != 1:
+            raise ValueError("no operand alone is of the result's shape")
+        given[streams[0]] = results[0]
+    return out
+
+
+def _axis_dim(shape: Sequence[int], spec: Any, axis: AxisInCode) -> int | None:
+    """The dim that an axis splits into one element for each device; None if it splits none so."""
+    entries = tuple(spec) if isinstance(spec, PartitionSpec) else ()
+    alone = (d for d, e in enumerate(entries) if e in (axis.name, (axis.name,)))
+    return next((d for d in alone if shape[d] == axis.size), None)
