@@ -177,18 +177,6 @@ def monoid_rows(op: Op, *monoids: str, positions: Sequence[int] | None = None) -
     ]
 
 
-def partial_row(op: Op, position: int, given: str, result: str) -> Row:
-    """The row with one partial operand and a partial result.
-
-    Arguments:
-      op: an equation with one result.
-      position: of the operand.
-      given, result: the monoids of the operand and of the result.
-    """
-    ins = tuple(Unreduced(given) if i == position else B for i in range(len(op.ins)))
-    return Row(ins, (Unreduced(result),))
-
-
 def moved_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:
     """Partial rows of an operator that only moves elements; it commutes with every monoid of the
     dtype.
@@ -208,17 +196,6 @@ def linear_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:
       positions: the operands in which the operator is linear; None for all.
     """
     return monoid_rows(op, "sum", positions=positions)
-
-
-def multilinear_rows(op: Op, positions: Sequence[int]) -> list[Row]:
-    """Rows in which one operand is a partial sum and the others are B: f(a + b, y) = f(a, y) + f(b,
-    y).
-
-    Arguments:
-      op: the equation.
-      positions: the operands that may be the partial one; the operator is linear in each.
-    """
-    return [row for i in positions for row in linear_rows(op, (i,))]
 
 
 def keeps_sums(source: Any, target: Any) -> bool:

@@ -16,7 +16,6 @@ from sbp.signatures.factors import (
     linear_rows,
     monoid_rows,
     moved_rows,
-    partial_row,
     rows_beside,
 )
 from sbp.signatures.rule import (
@@ -117,7 +116,10 @@ def monotone_rows(op: Op, directions: str) -> list[Row]:
       directions: how the function changes in each operand, as in `Traits.monotone`.
     """
     return [
-        partial_row(op, position, monoid, monoid if direction == "+" else _SWAPPED[monoid])
+        Row(
+            tuple(Unreduced(monoid) if i == position else B for i in range(len(op.ins))),
+            (Unreduced(monoid if direction == "+" else _SWAPPED[monoid]),),
+        )
         for position, direction in enumerate(directions)
         for monoid in ("max", "min")
         if direction != "."

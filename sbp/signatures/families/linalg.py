@@ -16,8 +16,7 @@ from sbp.signatures.factors import (
     factor_atom,
     keeps_sums,
     linear_rows,
-    multilinear_rows,
-    partial_row,
+    monoid_rows,
     rows_beside,
     split_rows,
 )
@@ -67,21 +66,22 @@ def dot_factors(dimension_numbers: Any, lhs_rank: int, rhs_rank: int) -> FactorM
 
 
 def bilinear_rows(op: Op) -> list[Row]:
-    """Rows in which one operand of a product is partial and the others are B.
+    """Rows in which one operand of a product is partial and the others are B: f(a + b, y) = f(a, y)
+    + f(b, y).
 
     The parts must have the dtype of the product or a narrower float dtype. Integer parts wrap:
     their sum modulo 2**8 does not determine a product modulo 2**32. A cast to a narrower float
     would round each part before the sum.
     """
     out = op.outs[0].dtype
-    if "sum" not in admissible(out):
-        return [partial_row(op, k, "or", "or") for k in (0, 1) if _is_boolean(op)]
-    return multilinear_rows(op, [k for k in (0, 1) if keeps_sums(op.ins[k].dtype, out)])
+    positions = (k for k in (0, 1) if keeps_sums(op.ins[k].dtype, out))
+    return [row for k in positions for row in monoid_rows(op, _sum_of(op), positions=(k,))]
 
 
-def _is_boolean(op: Op) -> bool:
-    """Whether this is a product of booleans: `and` in place of products, `or` in place of sums."""
-    return all(a.dtype == np.bool_ for a in (*op.ins[:2], *op.outs))
+def _sum_of(op: Op) -> str:
+    """The monoid that joins the products: a product of booleans has `and` in place of products and
+    `or` in place of sums."""
+    return "or" if all(a.dtype == np.bool_ for a in (*op.ins[:2], *op.outs)) else "sum"
 
 
 def _dot_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -148,9 +148,8 @@ def dot_sides(params: dict[str, Any], ins: Sequence[Shape]) -> tuple[int, int]:
 )
 def _dot_general(op: Op) -> Sequence[Row]:
     m = dot_factors(op.params["dimension_numbers"], len(op.ins[0].shape), len(op.ins[1].shape))
-    contract = "sum" if "sum" in admissible(op.outs[0].dtype) else "or" if _is_boolean(op) else None
     return [
-        *split_rows(op, dataclasses.replace(m, contract=contract)),
+        *split_rows(op, dataclasses.replace(m, contract=_sum_of(op))),
         *bilinear_rows(op),
         *rotation_rows(op, m),
     ]
