@@ -14,7 +14,6 @@ from sbp.signatures.factors import (
     admissible,
     keeps_sums,
     linear_rows,
-    monoid_rows,
     moved_rows,
     rows_beside,
 )
@@ -103,11 +102,6 @@ def is_float(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, np.floating)
 
 
-def is_complex(dtype: Any) -> bool:
-    """Whether a dtype is complex."""
-    return jnp.issubdtype(dtype, np.complexfloating)
-
-
 def monotone_rows(op: Op, directions: str) -> list[Row]:
     """Rows in which one operand is P(max) or P(min) and the others are B.
 
@@ -126,6 +120,35 @@ def monotone_rows(op: Op, directions: str) -> list[Row]:
     ]
 
 
+def _of_integers(source: Any, target: Any) -> bool:
+    return all(jnp.issubdtype(d, np.integer) for d in (source, target))
+
+
+def _adds_parts(source: Any, target: Any) -> bool:
+    """Whether a cast commutes with sums and products: from a float to a wider float, and from an
+    integer to one with as many or fewer bits (reduction modulo 2**k is a homomorphism).
+
+    A cast to a narrower float rounds each part, which is a row for `sum` only where the user allows
+    it. A cast from float to integer truncates each part, and integer parts wrap, so that no wider
+    integer has their sum.
+    """
+    wraps = _of_integers(source, target) and jnp.iinfo(target).bits <= jnp.iinfo(source).bits
+    return wraps or keeps_sums(source, target)
+
+
+def _keeps_order(source: Any, target: Any) -> bool:
+    """Whether a cast of numbers is monotone. One from float to integer is not (NaN becomes a
+    number). A cast to a float without infinities is excluded too: the neutral element becomes NaN.
+    """
+    if _of_integers(source, target):
+        low, high = (
+            [getattr(jnp.iinfo(d), end) for d in (source, target)] for end in ("min", "max")
+        )
+        return low[1] <= low[0] and high[0] <= high[1]
+    has_order = "max" in admissible(source) and is_float(target)
+    return has_order and bool(np.isinf(np.array(np.inf, target)))
+
+
 _KINDS: dict[str, Callable[[Any, Any], bool]] = {
     "": lambda x, out: True,
     "numbers": lambda x, out: "sum" in admissible(x),
@@ -135,6 +158,12 @@ _KINDS: dict[str, Callable[[Any, Any], bool]] = {
     "floats": lambda x, out: is_float(x),
     "integers": lambda x, out: jnp.issubdtype(x, np.integer),
     "unsigned": lambda x, out: jnp.issubdtype(x, np.unsignedinteger),
+    "booleans to reals": lambda x, out: x == np.bool_ and "max" in admissible(out),
+    "to integers": lambda x, out: x == np.bool_ and jnp.issubdtype(out, np.integer),
+    "between integers": _of_integers,
+    "integers to booleans": lambda x, out: jnp.issubdtype(x, np.integer) and out == np.bool_,
+    "adds parts": _adds_parts,
+    "keeps order": _keeps_order,
 }
 """The kinds of dtypes of first operand and result that laws are for."""
 
@@ -152,6 +181,16 @@ _LAWS = {
     "div": ("inexact: sum B -> sum", "inexact: prod prod -> prod"),
     "abs": ("inexact: prod -> prod",),
     "cbrt": (_MONOTONE, "prod -> prod"),
+    # Casts between integers drop bits or repeat the sign bit. A cast to booleans asks whether any
+    # bit is set.
+    "convert_element_type": (
+        *("booleans to reals: or -> max", "booleans to reals: and -> min"),
+        *("booleans to reals: and -> prod", "to integers: and -> and", "to integers: or -> or"),
+        *("between integers: and -> and", "between integers: or -> or"),
+        "integers to booleans: or -> or",
+        *("adds parts: sum -> sum", "adds parts: prod -> prod"),
+        *("keeps order: max -> max", "keeps order: min -> min"),
+    ),
     "integer_pow square": ("prod -> prod",),
     # Functions that are NaN up to some point and rise above it. No part of a minimum is below the
     # value, so no part is NaN if the value is not.
@@ -214,74 +253,26 @@ def partial_rows(op: Op) -> list[Row]:
     if any(_jax.is_extended(a.dtype) for a in (*op.ins, *op.outs)) or not op.ins:
         return []
     traits = traits_of(op.name)
-    dtype = op.ins[0].dtype
+    dtype, target = op.ins[0].dtype, op.outs[0].dtype
     rows = moved_rows(op) if traits.moves else []
     for text in _LAWS_OF.get(op.name, (_MONOTONE,) if traits.monotone else ()):
         kind, _, law = text.rpartition(": ")
-        if _KINDS[kind](dtype, op.outs[0].dtype):
+        if _KINDS[kind](dtype, target):
             rows += monotone_rows(op, traits.monotone) if law == "monotone" else [_row(law)]
     match op.name:
         case "integer_pow" if is_float(dtype) and op.params["y"] > 0 and op.params["y"] % 2 == 1:
             rows += monotone_rows(op, "+")
         case "select_n" | "tie":
             rows += moved_rows(op, range(1, len(op.ins)))
-        case "convert_element_type":
-            rows += cast_rows(op)
+        case "convert_element_type" if dtype == target:
+            rows = moved_rows(op)
+        case "convert_element_type" if op.rounds_parts and not keeps_sums(dtype, target):
+            floats = all(jnp.issubdtype(d, np.inexact) for d in (dtype, target))
+            sums = linear_rows(op) if floats else []
+            rows = [*(replace(row, kernel=ROUNDED_PARTS.name) for row in sums), *rows]
         case _:
             pass
     return rows
-
-
-def cast_rows(op: Op) -> list[Row]:
-    """The partial rows of a cast.
-
-    * `sum` and `prod`: from a float to a wider float, and from an integer to one with as many or
-      fewer bits (reduction modulo 2**k is a homomorphism). A cast to a narrower float rounds each
-      part, which is a row for `sum` only where the user allows it. A cast from float to integer
-      truncates each part, and integer parts wrap, so that no wider integer has their sum.
-    * `max` and `min`: monotone casts. A cast from float to integer is not monotone (NaN becomes a
-      number). A cast to a float without infinities is excluded too: the neutral element becomes
-      NaN.
-    * `and` and `or`: casts between integers drop bits or repeat the sign bit. A cast to booleans
-      asks whether any bit is set, which keeps `or`.
-    """
-    source, target = op.ins[0].dtype, op.outs[0].dtype
-    if source == target:
-        return moved_rows(op)
-    if source == np.bool_:
-        if "max" not in admissible(target):
-            return []
-        bits = monoid_rows(op, "and", "or") if jnp.issubdtype(target, np.integer) else []
-        return [
-            *(
-                Row((Unreduced(a),), (Unreduced(b),))
-                for a, b in (("or", "max"), ("and", "min"), ("and", "prod"))
-            ),
-            *bits,
-        ]
-    if jnp.issubdtype(source, np.integer) and target == np.bool_:
-        return monoid_rows(op, "or")
-    integers, floats = (
-        all(jnp.issubdtype(d, kind) for d in (source, target)) for kind in (np.integer, np.inexact)
-    )
-    wider = target.itemsize > source.itemsize and (is_complex(target) or not is_complex(source))
-    wraps = integers and jnp.iinfo(target).bits <= jnp.iinfo(source).bits
-    sums = monoid_rows(op, "sum", "prod") if wraps or (floats and wider) else []
-    if op.rounds_parts and floats and not wider:
-        sums = [replace(row, kernel=ROUNDED_PARTS.name) for row in linear_rows(op)]
-    holds_all = (
-        integers
-        and jnp.iinfo(target).min <= jnp.iinfo(source).min
-        and jnp.iinfo(source).max <= jnp.iinfo(target).max
-    )
-    is_ordered = not is_complex(source) and (
-        holds_all or (is_float(target) and np.isinf(np.array(np.inf, target)))
-    )
-    return [
-        *(monoid_rows(op, "and", "or") if integers else []),
-        *sums,
-        *(monoid_rows(op, "max", "min") if is_ordered else []),
-    ]
 
 
 def elementwise_rows(op: Op) -> Sequence[Row]:
