@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -81,6 +81,24 @@ def window_exchanges(op: Op, row: Row, windows_of: Callable[..., Windows]) -> Ex
     ]
 
 
+def exchanging(
+    needs_of: Callable[[Op, int], Iterable[tuple[int, Need | Pieces]]],
+) -> Callable[[Op, Row], Exchanges]:
+    """The `exchanges` of a rule: one for each need of an operand that is split.
+
+    Arguments:
+      needs_of: gives positions of operands, each with what devices need of it, from the equation
+          and the dim that a row splits.
+    """
+
+    def exchanges(op: Op, row: Row) -> Exchanges:
+        d = split_dim(row)
+        needs = ((k, need) for k, need in needs_of(op, d) if row.ins[k] == Split(d))
+        return [Exchange(k, (d,), need, need.width) for k, need in needs]
+
+    return exchanges
+
+
 def windows_along(
     windows_of: Callable[..., Windows], params: dict[str, Any], source: Any, out: Any
 ) -> list[Windows]:
@@ -94,6 +112,30 @@ def windows_along(
     """
     sizes = zip(source.shape, out.shape, strict=True)
     return [windows_of(params, d, size, result) for d, (size, result) in enumerate(sizes)]
+
+
+def split_windows(
+    ctx: LocalContext, windows_of: Callable[..., Windows], operand: int = 0, out: Any = None
+) -> Iterator[tuple[int, Windows, tuple[tuple[str, int], ...]]]:
+    """The dims that are split and along which results read other elements than their own, each with
+    its windows and with the mesh axes that split it.
+
+    Arguments:
+      ctx: the kernel's place.
+      windows_of: as for `window_exchanges`.
+      operand: the position of what is read.
+      out: aval with one element for each window; None for the result.
+    """
+    out = ctx.global_outs[0] if out is None else out
+    along = windows_along(windows_of, ctx.params, ctx.global_ins[operand], out)
+    for d, windows in enumerate(along):
+        if ctx.in_axes(operand, d) and not windows.is_identity:
+            yield d, windows, ctx.in_axes(operand, d)
+
+
+def _is_aligned(windows: Windows, axes: Sequence[tuple[str, int]]) -> bool:
+    """Whether nothing is exchanged along a dim that mesh axes split."""
+    return windows.is_aligned(math.prod(n for _, n in axes))
 
 
 def _moving_rows(op: Op, dims: Sequence[int], windows: Sequence[Windows]) -> list[Row]:
@@ -126,24 +168,19 @@ def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     fetches them if the result is split there; otherwise it puts the elements that it owns at their
     places."""
     (x,) = args
-    start, limit = list(ctx.params["start_indices"]), list(ctx.params["limit_indices"])
-    strides = list(ctx.params["strides"] or (1,) * x.ndim)
+    start, strides = list(ctx.params["start_indices"]), list(ctx.params["strides"] or (1,) * x.ndim)
     owned: list[tuple[int, Windows]] = []
-    along = windows_along(_slice_windows, ctx.params, ctx.global_ins[0], ctx.global_outs[0])
-    for d, windows in enumerate(along):
-        if not ctx.in_axes(0, d):
-            continue
-        if windows.is_identity:
-            start[d], limit[d] = 0, x.shape[d]
-        elif ctx.local_outs[0][d] == windows.out:
+    for d, windows, axes in split_windows(ctx, _slice_windows):
+        if ctx.local_outs[0][d] == windows.out:
             owned.append((d, windows))
-            start[d], limit[d], strides[d] = 0, x.shape[d], 1
-        elif windows.is_aligned(_devices(ctx, d)):
-            limit[d] = x.shape[d]
-        else:
-            (over,) = ctx.in_axes(0, d)
-            x = padded_shard(ctx, x, d, over, windows, None)
-            start[d], limit[d] = 0, x.shape[d]
+            start[d], strides[d] = 0, 1
+        elif not _is_aligned(windows, axes):
+            (over,) = axes
+            x, start[d] = padded_shard(ctx, x, d, over, windows, None), 0
+    limit = [
+        x.shape[d] if ctx.in_axes(0, d) else end
+        for d, end in enumerate(ctx.params["limit_indices"])
+    ]
     (out,) = bind_with(
         ctx, (x,), start_indices=tuple(start), limit_indices=tuple(limit), strides=tuple(strides)
     )
@@ -152,11 +189,6 @@ def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         places = lax.iota(jnp.int32, windows.out) * windows.stride - windows.low
         out = owned_along(ctx, out, places - ctx.in_offset(0, d), d)
     return [out]
-
-
-def _devices(ctx: LocalContext, dim: int) -> int:
-    """The number of shards of a dim of the first operand."""
-    return math.prod(n for _, n in ctx.in_axes(0, dim))
 
 
 @rule(
@@ -215,20 +247,16 @@ def _split_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [fetch(ctx, args[0], axis, name, need) for need in _split_needs(ctx.params["sizes"], n)]
 
 
-def _split_exchanges(op: Op, row: Row) -> Exchanges:
-    """One exchange for each result."""
-    d = split_dim(row)
-    return [
-        Exchange(0, (d,), need, need.width)
-        for need in _split_needs([a.shape[d] for a in op.outs], op.axis_size)
-    ]
-
-
 @rule(
     "split",
     traits=Traits(moves=True, scales="together"),
     local=_split_local,
-    exchanges=_split_exchanges,
+    # One exchange for each result.
+    exchanges=exchanging(
+        lambda op, d: (
+            (0, need) for need in _split_needs([a.shape[d] for a in op.outs], op.axis_size)
+        )
+    ),
 )
 def _split(op: Op) -> Sequence[Row]:
     """Other dims split; the dim that is cut into results splits with halo exchange."""
@@ -252,15 +280,12 @@ def _pad_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     and pads the other dims."""
     x, value = args
     config = list(ctx.params["padding_config"])
-    along = windows_along(_pad_windows, ctx.params, ctx.global_ins[0], ctx.global_outs[0])
-    for d, windows in enumerate(along):
-        if not ctx.in_axes(0, d) or windows.is_identity:
-            continue
-        if windows.is_aligned(_devices(ctx, d)):
+    for d, windows, axes in split_windows(ctx, _pad_windows):
+        if _is_aligned(windows, axes):
             config[d] = (windows.low, windows.base - 1 - windows.low, windows.base - 1)
-            continue
-        (over,) = ctx.in_axes(0, d)
-        x, config[d] = padded_shard(ctx, x, d, over, windows, value), (0, 0, 0)
+        else:
+            (over,) = axes
+            x, config[d] = padded_shard(ctx, x, d, over, windows, value), (0, 0, 0)
     return bind_with(ctx, (x, value), padding_config=tuple(config))
 
 
@@ -301,14 +326,13 @@ def _rev_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return bind_with(ctx, (x,))
 
 
-def _rev_exchanges(op: Op, row: Row) -> Exchanges:
-    d = split_dim(row)
-    need = _mirrored_range(op.ins[0].shape[d], op.axis_size)
-    return [Exchange(0, (d,), need, need.width)]
-
-
 @rule(
-    "rev", traits=Traits(moves=True, scales="together"), local=_rev_local, exchanges=_rev_exchanges
+    "rev",
+    traits=Traits(moves=True, scales="together"),
+    local=_rev_local,
+    exchanges=exchanging(
+        lambda op, d: [(0, _mirrored_range(op.ins[0].shape[d], op.axis_size))],
+    ),
 )
 def _rev(op: Op) -> Sequence[Row]:
     """Other dims split; reversed dims split with halo exchange."""
@@ -466,22 +490,12 @@ def _join_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [out]
 
 
-def _exchanges(op: Op, row: Row) -> Exchanges:
-    """One exchange for each operand that is split."""
-    d = split_dim(row)
-    return [
-        Exchange(k, (d,), need, need.width)
-        for k, (need, atom) in enumerate(
-            zip(_needs(op.params, op.ins, op.axis_size), row.ins, strict=True)
-        )
-        if atom == Split(d)
-    ]
-
-
-_MOVES = Traits(moves=True, scales="together")
-
-
-@rule("concatenate", "join_slices", traits=_MOVES, local=_join_local, exchanges=_exchanges)
+@rule(
+    *("concatenate", "join_slices"),
+    traits=Traits(moves=True, scales="together"),
+    local=_join_local,
+    exchanges=exchanging(lambda op, _: enumerate(_needs(op.params, op.ins, op.axis_size))),
+)
 def _joining(op: Op) -> Sequence[Row]:
     """Other dims split; the dim of the result along which the operands lie splits with an
     exchange, or without one where each element stays in its place."""

@@ -2,7 +2,7 @@
 dim, neighbours send the elements that windows reach."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,13 @@ from sbp.signatures.factors import (
 )
 from sbp.signatures.families.linalg import bilinear_rows
 from sbp.signatures.families.structural import (
+    exchanging,
     halo_rows,
-    split_dim,
+    split_windows,
     window_exchanges,
     windows_along,
 )
 from sbp.signatures.kernels.halo import (
-    Exchange,
     Exchanges,
     Need,
     Windows,
@@ -472,15 +472,10 @@ def _fetch_operands(
       fills: for each operand, the scalar for padding.
     """
     out, dims = list(xs), []
-    along = windows_along(windows_of, ctx.params, ctx.global_ins[0], ctx.global_outs[0])
-    for d, windows in enumerate(along):
-        if ctx.in_axes(0, d) and not windows.is_identity:
-            (over,) = ctx.in_axes(0, d)
-            out = [
-                padded_shard(ctx, x, d, over, windows, fill)
-                for x, fill in zip(out, fills, strict=True)
-            ]
-            dims.append(d)
+    for d, windows, (over,) in split_windows(ctx, windows_of):
+        pairs = zip(out, fills, strict=True)
+        out = [padded_shard(ctx, x, d, over, windows, fill) for x, fill in pairs]
+        dims.append(d)
     # The exchange has padded these dims, and put holes between elements.
     without = {"padding": (0, 0), "base_dilation": 1}
     return out, {
@@ -595,11 +590,7 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     own elements of the result."""
     source, operand = args
     padding, cuts = list(map(tuple, ctx.params["padding"])), []
-    along = windows_along(windows_of, ctx.params, ctx.global_ins[1], ctx.global_ins[0])
-    for d, windows in enumerate(along):
-        if not ctx.in_axes(1, d) or windows.is_identity:
-            continue
-        ((axis, n),) = ctx.in_axes(1, d)
+    for d, windows, ((axis, n),) in split_windows(ctx, windows_of, 1, ctx.global_ins[0]):
         cotangents, read = _touching(windows, n)
         source = fetch_filled(ctx, source, d, axis, cotangents, np.zeros((), source.dtype))
         padding_value = _never_chosen(ctx.params, operand.dtype)
@@ -618,21 +609,18 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [out]
 
 
-def _scatter_exchanges(op: Op, row: Row) -> Exchanges:
-    """The exchanges of the cotangents and of the operand."""
-    d = split_dim(row)
+def _scatter_needs(op: Op, dim: int) -> Iterator[tuple[int, Need]]:
+    """What devices need of the cotangents and of the operand."""
     source, operand = op.ins
-    cotangents, read = _touching(
-        windows_of(op.params, d, operand.shape[d], source.shape[d]), op.axis_size
-    )
-    return [Exchange(0, (d,), cotangents, cotangents.width), Exchange(1, (d,), read, read.width)]
+    windows = windows_of(op.params, dim, operand.shape[dim], source.shape[dim])
+    return enumerate(_touching(windows, op.axis_size))
 
 
 @rule(
     "select_and_scatter_add",
     traits=Traits(linear_map=True),
     local=_scatter_local,
-    exchanges=_scatter_exchanges,
+    exchanges=exchanging(_scatter_needs),
 )
 def _select_and_scatter_add(op: Op) -> Sequence[Row]:
     """Adds each window's cotangent to the element that the window of the second operand chooses;
