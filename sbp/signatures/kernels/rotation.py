@@ -10,7 +10,7 @@ gathering, but no device stores the whole operand, and a device multiplies while
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,19 +95,20 @@ class Panels:
 
     @staticmethod
     def of(
-        contracted: Iterable[tuple[int, int]],
+        params: Mapping[str, Any],
         rings: Mapping[tuple[int, int], int],
         shard: Callable[[int, int], tuple[int, bool]],
     ) -> "Panels | None":
         """The panels of a product; None where no contracted dim has blocks of one size.
 
         Arguments:
-          contracted: each contracted dim in both operands.
+          params: parameters of the `dot_general`.
           rings: the number of devices on the ring of each operand that goes round, by its position
               and the dim that its mesh axis splits.
           shard: for an operand and a dim, the length of a shard and whether no shard has padding.
         """
-        for dims in contracted:
+        contracted, _ = params["dimension_numbers"]
+        for dims in sorted(zip(*contracted, strict=True)):
             parts = rings.get((0, dims[0]), 1), rings.get((1, dims[1]), 1)
             (left, even_left), (right, even_right) = map(shard, (0, 1), dims)
             blocks, total = math.lcm(*parts), parts[0] * left
@@ -229,13 +230,12 @@ def _panel_count(op: Op, rows: Sequence[tuple[Row, int]]) -> int:
         parts = math.prod(n for row, n in rows if row.ins[operand] == Split(dim))
         return -(-size // parts), size % parts == 0
 
-    (lhs, rhs), _ = op.params["dimension_numbers"]
     rings = dict[tuple[int, int], int]()
     for operand, row, n in turning:
         atom = row.ins[operand]
         assert isinstance(atom, Split)
         rings[operand, atom.dim] = n
-    panels = Panels.of(sorted(zip(lhs, rhs, strict=True)), rings, shard)
+    panels = Panels.of(op.params, rings, shard)
     return 1 if panels is None else panels.count
 
 
@@ -299,16 +299,14 @@ def _rotated_operands(ctx: LocalContext, m: FactorMap) -> list[RotatedOperand]:
 
 
 def _panels(
-    ctx: LocalContext, m: FactorMap, args: Sequence[Any], rotating: Sequence[RotatedOperand]
+    ctx: LocalContext, args: Sequence[Any], rotating: Sequence[RotatedOperand]
 ) -> Panels | None:
     """The panels of a product whose operands both go round."""
 
     def shard(operand: int, dim: int) -> tuple[int, bool]:
         return args[operand].shape[dim], isinstance(ctx.in_extent(operand, dim), int)
 
-    contracted = [f for f in m.ins[0] if f is not None and f in m.ins[1] and f not in m.outs[0]]
-    dims = ((m.ins[0].index(f), m.ins[1].index(f)) for f in contracted)
-    return Panels.of(dims, {(r.operand, r.dim): r.n for r in rotating}, shard)
+    return Panels.of(ctx.params, {(r.operand, r.dim): r.n for r in rotating}, shard)
 
 
 def rotate_product(
@@ -327,7 +325,7 @@ def rotate_product(
     rotating = sorted(_rotated_operands(ctx, m), key=lambda x: args[x.operand].size)
     operands = list(args)
     out = ctx.global_outs[0].dtype
-    panels = _panels(ctx, m, args, rotating) if len(rotating) == 2 else None
+    panels = _panels(ctx, args, rotating) if len(rotating) == 2 else None
     if panels is not None:
         return summed_panels(ctx, panels, args, rotating, product)
     for first in rotating[:-1]:
