@@ -44,13 +44,13 @@ class FactorMap:
     masks_padding: bool = False
 
 
-def dim_factors(rank: int, whole: Collection[int] = ()) -> Dims:
-    """A factor for each dim of a tensor, except for the dims that no row splits.
+def dim_factors(rank: int) -> Dims:
+    """A factor for each dim of a tensor.
 
-    >>> dim_factors(3, whole=[1])
-    ('d0', None, 'd2')
+    >>> dim_factors(3)
+    ('d0', 'd1', 'd2')
     """
-    return tuple(None if d in whole else f"d{d}" for d in range(rank))
+    return tuple(f"d{d}" for d in range(rank))
 
 
 def factor_atom(dims: Dims, factor: str) -> Atom:
@@ -113,18 +113,21 @@ def rows_beside(op: Op, dims: Collection[int] = ()) -> list[Row]:
     ]
 
 
-def rows_without(op: Op, dims: Collection[int]) -> list[Row]:
+def rows_without(op: Op, dims: Collection[int], contract: str | None = None) -> list[Row]:
     """The rows of an operator whose results lack some dims of its operands: each splits another
-    dim. Scalars stay B.
+    dim, or one of these with partial results. Scalars stay B.
 
     Arguments:
       op: the equation.
       dims: the dims that the results lack.
+      contract: the monoid by which the operator reduces these dims, where its kernel replaces
+        padding; None where they have no row.
     """
-    factors = dim_factors(len(op.ins[0].shape), dims)
-    kept = tuple(factor for factor in factors if factor is not None)
+    factors = dim_factors(len(op.ins[0].shape))
+    kept = tuple(factor for d, factor in enumerate(factors) if d not in dims)
     ins = tuple(factors if a.shape else () for a in op.ins)
-    return split_rows(op, FactorMap(ins=ins, outs=(kept,) * len(op.outs)))
+    outs = (kept,) * len(op.outs)
+    return split_rows(op, FactorMap(ins=ins, outs=outs, contract=contract, masks_padding=True))
 
 
 def admissible(dtype: np.dtype) -> tuple[str, ...]:

@@ -8,15 +8,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.factors import (
-    FactorMap,
-    admissible,
-    dim_factors,
-    monoid_rows,
-    rows_beside,
-    rows_without,
-    split_rows,
-)
+from sbp.signatures.factors import admissible, monoid_rows, rows_beside, rows_without
 from sbp.signatures.kernels.halo import bytes_beside
 from sbp.signatures.kernels.shards import filled_shards, neutral, without_padding
 from sbp.signatures.rule import (
@@ -148,12 +140,9 @@ def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 )
 def _reduce(op: Op) -> Sequence[Row]:
     """Other dims split; a reduced dim splits with a partial result."""
-    dims = dim_factors(len(op.ins[0].shape))
-    kept = tuple(d for i, d in enumerate(dims) if i not in op.params["axes"])
     monoid = _MONOID[op.name]
-    rows = split_rows(op, FactorMap(ins=(dims,), outs=(kept,), contract=monoid, masks_padding=True))
     # A reduction commutes with its own monoid: a sum of partial sums is a partial sum.
-    return [*rows, *monoid_rows(op, monoid)]
+    return [*rows_without(op, op.params["axes"], monoid), *monoid_rows(op, monoid)]
 
 
 rule("reduce_xor", traits=Traits(), local=bind_with)(lambda op: rows_without(op, op.params["axes"]))
