@@ -16,7 +16,7 @@ import numpy as np
 
 from sbp import _jax
 from sbp.signatures.kernels.halo import bytes_beside
-from sbp.signatures.rewrites import Cluster, Wiring, cluster_of
+from sbp.signatures.rewrites import Bound, Wiring, bound_to
 from sbp.trace.graph import Graph, Node, Operand, constant, rewriting
 from sbp.trace.slices import (
     Slice,
@@ -196,56 +196,73 @@ def _lifts(maker: Maker, node: Node, seen: set[int]) -> "Iterator[_Lifting]":
     total = graph.avals[node.outputs[0]].shape[dim]
     for operand, at, size in places(graph, node):
         if isinstance(operand, int) and at and size and operand not in seen:
-            cluster = cluster_of(maker.wiring, operand, dim)
-            if cluster is not None and operand in cluster.dims:
-                seen |= cluster.dims.keys()
+            cluster = bound_to(maker.wiring, operand, dim, maker.wiring.pointwise)
+            lift = cluster and _Lifting(maker, *cluster, by=at, total=total)
+            if lift is not None and operand in lift.dims:
+                seen |= lift.dims.keys()
                 # Leaves are shifted behind zeros. Keys have no zero.
-                avals = map(graph.aval, cluster.leaves)
+                avals = map(graph.aval, lift.leaves)
                 if not any(_jax.is_extended(a.dtype) for a in avals):
-                    yield _Lifting(maker, cluster, size=size, by=at, total=total)
+                    yield lift
 
 
 class _Lifting:
-    """A cluster whose values are lifted to where a reader puts them.
+    """A cluster whose values are lifted to where a reader puts them: operations on values that have
+    one size along a dim, each index by itself.
 
     Arguments:
       maker: makes further nodes.
-      cluster: what is lifted.
-      size: the number of elements of its values along the dim.
-      by: where the reader puts the first one.
+      bound: the dim of each value that the nodes of the cluster make or read.
+      nodes: the operands and results that each node binds.
+      by: where the reader puts the first element.
       total: the number of elements of the reader's result.
+
+    Attributes:
+      dims: the dim of each value that a node of the cluster makes.
+      leaves: the dim of each other value that the nodes read.
     """
 
-    def __init__(self, maker: Maker, cluster: Cluster, *, size: int, by: int, total: int) -> None:
-        self.maker, self.graph, self.cluster = maker, maker.graph, cluster
-        self.size, self.by, self.total = size, by, total
+    def __init__(
+        self,
+        maker: Maker,
+        bound: dict[Operand, int],
+        nodes: dict[Node, Sequence[Bound]],
+        *,
+        by: int,
+        total: int,
+    ) -> None:
+        self.maker, self.graph, self.nodes = maker, maker.graph, nodes
+        self.by, self.total = by, total
+        made = {v for node in nodes for v in node.outputs}
+        self.dims = {v: d for v, d in bound.items() if isinstance(v, int) and v in made}
+        self.leaves = {v: d for v, d in bound.items() if v not in made}
         self.lifted: dict[Operand, Operand] = {}
         self.views: list[tuple[View, Operand]] = []
         self.reads = list(self._reads())
-        self.reached = {node for node, *_ in self.reads} | cluster.nodes.keys()
+        self.reached = {node for node, *_ in self.reads} | nodes.keys()
         changed = {node for node, _, joins, how in self.reads if joins or how is not None}
-        self.replaced = changed | cluster.nodes.keys()
+        self.replaced = changed | nodes.keys()
 
     # ---- what moves ------------------------------------------------------------------------------
 
     def _reads(self) -> Iterator[tuple[Node, int, bool, tuple[int, int] | None]]:
         """The reads of the cluster's values by other nodes: the node, the value, whether the node
         puts it where it is lifted to, and where a pad puts it (`padded_at`)."""
-        for value, dim in self.cluster.dims.items():
+        for value, dim in self.dims.items():
             for node, made in self.maker.wiring.beside(value):
-                if not made and node not in self.cluster.nodes:
+                if not made and node not in self.nodes:
                     how = padded_at(node, dim) if node.inputs[0] == value else None
                     yield node, value, self.joins(node, value), how
 
     def saves(self) -> float:
         """The bytes that each device sends less to its neighbour, where a dim is split."""
         saved = 0.0
-        for leaf, dim in self.cluster.leaves.items():
+        for leaf, dim in self.leaves.items():
             start, _, stride = self.maker.view(leaf).cuts[dim]
             was = start >= stride
             moves = not 0 <= start - stride * self.by < stride
             saved += (was - moves) * bytes_beside(self.graph.aval(leaf), dim)
-        across = {v: bytes_beside(self.graph.avals[v], d) for v, d in self.cluster.dims.items()}
+        across = {v: bytes_beside(self.graph.avals[v], d) for v, d in self.dims.items()}
         stays = across.keys() & self.maker.asked
         for _, value, joins, how in self.reads:
             if joins:
@@ -260,7 +277,7 @@ class _Lifting:
 
     def joins(self, node: Node, value: int) -> bool:
         """Whether a node concatenates a value at the place that it is lifted to."""
-        dim = self.cluster.dims[value]
+        dim = self.dims[value]
         if node.op != "concatenate" or node.params["dimension"] != dim:
             return False
         at = [start for o, start, _ in places(self.graph, node) if o == value]
@@ -270,8 +287,8 @@ class _Lifting:
 
     def write(self, node: Node) -> None:
         """Writes down the nodes that replace one: of the cluster, or a reader of its values."""
-        if node in self.cluster.nodes:
-            self.compute(node, dict(self.cluster.nodes[node]))
+        if node in self.nodes:
+            self.compute(node, dict(self.nodes[node]))
         else:
             self.maker.nodes.append(self.join(node) if node.op == "concatenate" else self.pad(node))
 
@@ -306,7 +323,7 @@ class _Lifting:
 
     def leaf(self, node: Node, operand: Operand) -> Operand:
         """A lifted leaf: a slice that begins earlier, or a shifted array."""
-        dim = self.cluster.leaves[operand]
+        dim = self.leaves[operand]
         view = self.maker.view(operand)
         start, _, stride = view.cuts[dim]
         shape, first = self.graph.aval(view.source).shape, start - stride * self.by
@@ -326,7 +343,7 @@ class _Lifting:
         dim = int(node.params["dimension"])
         pieces = [
             Slice(self.lifted[o], at, size)
-            if o in self.cluster.dims and at == self.by
+            if o in self.dims and at == self.by
             else self.in_place(o, dim, at, size)
             for o, at, size in places(self.graph, node)
         ]
@@ -350,14 +367,14 @@ class _Lifting:
         padding, if they are in the result."""
         value, fill = node.inputs
         assert isinstance(value, int)
-        dim, lifted = self.cluster.dims[value], self.lifted[value]
+        dim, lifted = self.dims[value], self.lifted[value]
         how = padded_at(node, dim)
         assert how is not None
         low, step = how
-        out = self.graph.avals[node.outputs[0]].shape[dim]
-        after = self.total - self.by - self.size
-        ends = low + (self.size - 1) * step  # the last element of the value itself
+        size, out = (self.graph.avals[v].shape[dim] for v in (value, node.outputs[0]))
+        after = self.total - self.by - size
+        ends = low + (size - 1) * step  # the last element of the value itself
         if (low >= step and self.by) or (after and ends + step < out):
-            kept = self.maker.kept(fill, Slice(lifted, self.by, self.size), dim)
+            kept = self.maker.kept(fill, Slice(lifted, self.by, size), dim)
             lifted = self.maker.join(node, dim, kept, lifted)
         return self.maker.padded(node, lifted, dim, (low - self.by * step, step - 1, out))

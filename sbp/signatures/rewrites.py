@@ -29,7 +29,8 @@ from sbp.trace.slices import Writer, slicing, view_of, with_cut, without_unread
 from sbp.types import Split
 
 # ---- clusters -----------------------------------------------------------------------------------
-# Neighbouring operations that compute each index of a dim without the others.
+# Neighbouring operations that compute each index of a dim without the others: what
+# `Wiring.pointwise` binds to a value.
 
 
 Bound = tuple[Operand, int]
@@ -101,21 +102,6 @@ class Wiring(Dataflow):
         return traits_of(node.op).elementwise or row in self._rows_on(node, max(1, size))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """Operations on values that have one size along a dim, each index by itself.
-
-    Arguments:
-      nodes: the operands and results that each node binds.
-      dims: the dim of each value that a node of the cluster makes.
-      leaves: the dim of each other value that the nodes read.
-    """
-
-    nodes: dict[Node, Sequence[Bound]]
-    dims: dict[int, int]
-    leaves: dict[Operand, int]
-
-
 def split_values(node: Node, row: Row) -> list[Bound]:
     """The operands and results of a node that a row splits, each with its dim."""
     values, atoms = (*node.inputs, *node.outputs), (*row.ins, *row.outs)
@@ -155,27 +141,6 @@ def bound_to(
                 if any(dims.setdefault(v, d) != d for v, d in bound):
                     return None
     return dims, nodes
-
-
-def cluster_of(wiring: Wiring, value: int, dim: int) -> Cluster | None:
-    """The largest cluster around a value and one of its dims; None where a value would have two
-    dims.
-
-    Arguments:
-      wiring: the graph.
-      value: a result of the cluster.
-      dim: its dim.
-    """
-    found = bound_to(wiring, value, dim, wiring.pointwise)
-    if found is None:
-        return None
-    dims, nodes = found
-    made = {v for node in nodes for v in node.outputs}
-    return Cluster(
-        nodes=nodes,
-        dims={v: d for v, d in dims.items() if isinstance(v, int) and v in made},
-        leaves={v: d for v, d in dims.items() if v not in made},
-    )
 
 
 # ---- mirrors ------------------------------------------------------------------------------------
