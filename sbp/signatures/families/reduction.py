@@ -10,7 +10,7 @@ from jax import lax
 from sbp import _jax
 from sbp.signatures.factors import admissible, monoid_rows, rows_beside, rows_without
 from sbp.signatures.kernels.halo import bytes_beside
-from sbp.signatures.kernels.shards import filled_shards, neutral, without_padding
+from sbp.signatures.kernels.shards import along, filled_shards, neutral, without_padding
 from sbp.signatures.rule import (
     Kernel,
     LocalContext,
@@ -39,14 +39,14 @@ _JOIN = {
 """For each cumulative operator, the function that joins two of its results."""
 
 
-def _cumulative_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+@along(lambda params, _: params["axis"])
+def _cumulative_local(
+    ctx: LocalContext, args: Sequence[Any], dim: int, axes: Sequence[tuple[str, int]]
+) -> list[Any]:
     """Runs the operator on the shard, gathers the totals of all shards, and joins the earlier ones
     in."""
     (x,) = args
-    name, dim, reverse = ctx.primitive.name, ctx.params["axis"], ctx.params["reverse"]
-    axes = ctx.in_axes(0, dim)
-    if not axes:
-        return bind_with(ctx, args)
+    name, reverse = ctx.primitive.name, ctx.params["reverse"]
     monoid = _PREFIX_MONOIDS.get(
         name, "max"
     )  # cumlogsumexp starts from the logarithm of 0, as a maximum
@@ -270,13 +270,12 @@ _NOWHERE = np.int32(np.iinfo(np.int32).max)
 # ---- argmax and argmin: pairs of a value and its index ------------------------------------------
 
 
-def _extreme_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+@along(lambda params, _: params["axes"][0])
+def _extreme_local(
+    ctx: LocalContext, args: Sequence[Any], dim: int, axes: Sequence[tuple[str, int]]
+) -> list[Any]:
     """Compares the winners of all shards, each with its index. Among equal elements the first wins;
     NaNs count as equal. The winner's value is reduced, since TPU gathers elements slowly."""
-    (dim,) = ctx.params["axes"]
-    axes = ctx.in_axes(0, dim)
-    if not axes:
-        return bind_with(ctx, args)
     name = "max" if ctx.primitive.name == "argmax" else "min"
     extreme = jnp.max if name == "max" else jnp.min
     x = without_padding(ctx, 0, args[0], (dim,), name)
@@ -325,13 +324,13 @@ def _top_k_axis(params: dict[str, Any], rank: int) -> int:
     return params.get("axis", rank - 1) % rank
 
 
-def _top_k_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+@along(_top_k_axis)
+def _top_k_local(
+    ctx: LocalContext, args: Sequence[Any], dim: int, axes: Sequence[tuple[str, int]]
+) -> list[Any]:
     """Gathers the k largest elements of each shard, in order, and takes the k largest of those.
     Among equal elements the first wins, as on one device."""
-    dim = _top_k_axis(ctx.params, args[0].ndim)
-    if not ctx.in_axes(0, dim):
-        return bind_with(ctx, args)
-    ((axis, _),) = ctx.in_axes(0, dim)
+    ((axis, _),) = axes
     x = without_padding(ctx, 0, args[0], (dim,), "max")
     values, at = bind_with(ctx, (x,), k=min(ctx.params["k"], x.shape[dim]))
     values = lax.all_gather(values, axis, axis=dim, tiled=True)
@@ -381,16 +380,16 @@ def _network(n: int) -> list[tuple[int, int]]:
     return [(2**k, 2**j) for k in range(1, n.bit_length()) for j in reversed(range(k))]
 
 
-def _sort_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+@along(lambda params, _: params["dimension"])
+def _sort_local(
+    ctx: LocalContext, args: Sequence[Any], dim: int, axes: Sequence[tuple[str, int]]
+) -> list[Any]:
     """Sorts shards, then merges and splits pairs of shards along a sorting network.
 
     Padding sorts last. Equal keys are in the order of their indices, as in a stable sort.
     """
-    dim, keys = ctx.params["dimension"], ctx.params["num_keys"]
-    if not ctx.in_axes(0, dim):
-        return bind_with(ctx, args)
-    ((axis, n),) = ctx.in_axes(0, dim)
-    size = args[0].shape[dim]
+    ((axis, n),) = axes
+    keys, size = ctx.params["num_keys"], args[0].shape[dim]
     place = lax.broadcasted_iota(jnp.int32, args[0].shape, dim)
     is_padding = (place >= ctx.in_extent(0, dim)).astype(jnp.int32)
     even = isinstance(ctx.in_extent(0, dim), int)

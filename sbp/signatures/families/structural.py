@@ -28,7 +28,13 @@ from sbp.signatures.kernels.halo import (
     fetch,
     padded_shard,
 )
-from sbp.signatures.kernels.shards import ReshapeGroup, owned_along, picked_along, split_groups
+from sbp.signatures.kernels.shards import (
+    ReshapeGroup,
+    along,
+    owned_along,
+    picked_along,
+    split_groups,
+)
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Traits, bind_with, rule
 from sbp.trace.slices import Piece, join_slices
 from sbp.types import Atom, B, Split, Unreduced
@@ -238,13 +244,13 @@ def _split_needs(sizes: Sequence[int], n: int) -> list[Need]:
     ]
 
 
-def _split_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+@along(lambda params, _: params["axis"])
+def _split_local(
+    ctx: LocalContext, args: Sequence[Any], dim: int, axes: Sequence[tuple[str, int]]
+) -> list[Any]:
     """Fetches, for each result, the elements of this device's shard of it."""
-    axis = ctx.params["axis"]
-    if not ctx.in_axes(0, axis):
-        return bind_with(ctx, args)
-    ((name, n),) = ctx.in_axes(0, axis)
-    return [fetch(ctx, args[0], axis, name, need) for need in _split_needs(ctx.params["sizes"], n)]
+    ((axis, n),) = axes
+    return [fetch(ctx, args[0], dim, axis, need) for need in _split_needs(ctx.params["sizes"], n)]
 
 
 @rule(

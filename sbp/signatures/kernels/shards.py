@@ -1,10 +1,11 @@
 """Helpers of local kernels: neutral padding, positions in a shard, blocks of equal size, and groups
 of dims that a reshape keeps."""
 
+import functools
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from sbp.signatures.kernels.halo import Need
-from sbp.signatures.rule import LocalContext
+from sbp.signatures.rule import LocalContext, bind_with
 
 
 def neutral(monoid: str, dtype: Any) -> Any:
@@ -71,6 +72,31 @@ def sum_dtype(dtype: Any) -> Any:
     bits."""
     narrow = jnp.issubdtype(dtype, np.floating) and dtype.itemsize < 4
     return np.dtype(np.float32) if narrow else dtype
+
+
+Along = Callable[[LocalContext, Sequence[Any], int, Sequence[tuple[str, int]]], list[Any]]
+"""A kernel that takes, after the shards, the dim along which its operator works, and the mesh axes
+that split the dim, of which there are some."""
+
+
+def along(dim_of: Callable[[dict[str, Any], int], int]) -> Callable[[Along], Any]:
+    """Decorator: the kernel runs where the dim along which its operator works is split; elsewhere
+    the primitive itself runs.
+
+    Arguments:
+      dim_of: gives the dim, from the parameters and the rank of the first operand.
+    """
+
+    def decorate(kernel: Along) -> Callable[[LocalContext, Sequence[Any]], list[Any]]:
+        @functools.wraps(kernel)
+        def local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+            dim = dim_of(ctx.params, args[0].ndim)
+            axes = ctx.in_axes(0, dim)
+            return kernel(ctx, args, dim, axes) if axes else bind_with(ctx, args)
+
+        return local
+
+    return decorate
 
 
 def filled_shards(ctx: LocalContext, operand: int, dim: int) -> dict[str, Any]:
