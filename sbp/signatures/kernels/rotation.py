@@ -191,23 +191,28 @@ FILL_PASSES = 3
 copied."""
 
 
+def _turning(row: Row) -> tuple[int, int]:
+    """The operand that goes round under a row, and the dim that the row splits in it."""
+    operand = ROTATIONS.index(row.kernel)
+    atom = row.ins[operand]
+    assert isinstance(atom, Split)
+    return operand, atom.dim
+
+
 def _sends(op: Op, row: Row) -> tuple[Sent, ...]:
     """What a device sends: n - 1 times, a shard of the operand that goes round to its neighbour."""
-    operand, n = ROTATIONS.index(row.kernel), op.axis_size
-    aval, atom = op.ins[operand], row.ins[operand]
-    assert isinstance(atom, Split)
-    shard = -(-aval.shape[atom.dim] // n) * bytes_beside(aval, atom.dim)
+    operand, dim = _turning(row)
+    n, aval = op.axis_size, op.ins[operand]
+    shard = -(-aval.shape[dim] // n) * bytes_beside(aval, dim)
     return (Sent("permute", (n - 1) * shard, n - 1),)
 
 
 def _traffic(op: Op, row: Row) -> float:
     """The memory traffic beyond one pass over operands and result."""
-    operand, n, out = ROTATIONS.index(row.kernel), op.axis_size, op.outs[0]
-    atom = row.ins[operand]
-    assert isinstance(atom, Split)
+    (operand, dim), n, out = _turning(row), op.axis_size, op.outs[0]
     shard = math.prod(out.shape) / n
     contracted, _ = op.params["dimension_numbers"]
-    if atom.dim in contracted[operand]:
+    if dim in contracted[operand]:
         return SUM_PASSES * n * shard * jnp.dtype(sum_dtype(out.dtype)).itemsize
     other = op.ins[1 - operand]
     again = (n - 1) * math.prod(other.shape) / n * other.dtype.itemsize
@@ -221,8 +226,8 @@ def _panel_count(op: Op, rows: Sequence[tuple[Row, int]]) -> int:
       op: the product on whole operands.
       rows: for each mesh axis its row and its size.
     """
-    turning = [(ROTATIONS.index(row.kernel), row, n) for row, n in rows if row.kernel in ROTATIONS]
-    if len(turning) != 2:
+    rings = {_turning(row): n for row, n in rows if row.kernel in ROTATIONS}
+    if len(rings) != 2:
         return 1
 
     def shard(operand: int, dim: int) -> tuple[int, bool]:
@@ -230,11 +235,6 @@ def _panel_count(op: Op, rows: Sequence[tuple[Row, int]]) -> int:
         parts = math.prod(n for row, n in rows if row.ins[operand] == Split(dim))
         return -(-size // parts), size % parts == 0
 
-    rings = dict[tuple[int, int], int]()
-    for operand, row, n in turning:
-        atom = row.ins[operand]
-        assert isinstance(atom, Split)
-        rings[operand, atom.dim] = n
     panels = Panels.of(op.params, rings, shard)
     return 1 if panels is None else panels.count
 
