@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.trace.graph import Constant, Graph, Node, Operand, rewriting
+from sbp.trace.graph import Constant, Dataflow, Graph, Node, Operand, rewriting
 
 Cut = tuple[int, int, int]
 """First index, last index (exclusive) and stride of a slice along a dim."""
@@ -318,8 +318,7 @@ def join_slices(*args: Any, dimension: int, pieces: tuple[Piece, ...]) -> Any:
 
 def _abstract(*avals: Any, dimension: int, pieces: tuple[Piece, ...]) -> Any:
     array = next(a for a in avals if a.ndim)
-    size = sum(size for _, _, size in pieces)
-    return array.update(shape=(*array.shape[:dimension], size, *array.shape[dimension + 1 :]))
+    return resize(array, dimension, sum(size for _, _, size in pieces))
 
 
 join_slices_p = _jax.OwnPrimitive("join_slices", join_slices, _abstract)
@@ -458,7 +457,7 @@ class _Joins(Writer):
 
     def __init__(self, graph: Graph, asked: Set[int], ids: Iterator[int]) -> None:
         super().__init__(graph, asked, ids)
-        self.makers: dict[int, Node] = {v: n for n in graph.nodes for v in n.outputs}
+        self.flow = Dataflow(graph)
         self.instead: dict[Operand, Operand] = {}
         self.taken: dict[tuple[Operand, Cuts], Operand] = {}
         self.kept = set(asked)
@@ -480,7 +479,7 @@ class _Joins(Writer):
         if any(o in self.instead for o in node.inputs):
             inputs = tuple(self.instead.get(o, o) for o in node.inputs)
             node = dataclasses.replace(node, inputs=inputs)
-            self.makers |= dict.fromkeys(node.outputs, node)
+            self.flow.makers.update(dict.fromkeys(node.outputs, node))
         is_sliced = self.slices_parts(node) and node.inputs[0] not in self.kept
         if is_sliced and self.read_through(node):
             return
@@ -502,7 +501,7 @@ class _Joins(Writer):
 
     def cut(self, operand: Operand, dim: int) -> Slice:
         """A value as a slice along a dim of the value that it was cut out of."""
-        view = view_of(self.graph, self.maker(operand), operand, symbolic=True)
+        view = view_of(self.graph, self.flow.maker(operand), operand, symbolic=True)
         size = self.graph.aval(operand).shape[dim]
         if has_all_beside(self.graph, view, dim):
             return Slice(view.source, view.cuts[dim][0], size, view.source != operand)
@@ -518,14 +517,10 @@ class _Joins(Writer):
         if node.op == "concatenate":
             dim = int(node.params["dimension"])
             return dim, [self.cut(o, dim) for o in node.inputs]
-        pads = [node] if node.op == "pad" else [*map(self.maker, node.inputs)]
+        pads = [node] if node.op == "pad" else [*map(self.flow.maker, node.inputs)]
         found = [p for p in map(self.slices_of_pad, pads) if p is not None]
         is_along_one_dim = len(found) == len(pads) and len({dim for dim, _ in found}) == 1
         return (found[0][0], sum_pads(*(s for _, s in found))) if is_along_one_dim else None
-
-    def maker(self, value: Operand) -> Node | None:
-        """The node that makes a value; None for inputs of the graph and constants."""
-        return self.makers.get(value) if isinstance(value, int) else None
 
     def slices_parts(self, node: Node) -> bool:
         """Whether a node slices what a concatenation or a pad puts together: neighbouring elements,
@@ -539,7 +534,7 @@ class _Joins(Writer):
         such cuts."""
         if (operands := self.summands(x)) is not None:
             return all(o not in self.kept and self.is_within(o, cuts) for o in operands)
-        maker = self.maker(x)
+        maker = self.flow.maker(x)
         parts = self.parts(maker)
         if maker is None or parts is None:
             return False
@@ -575,7 +570,7 @@ class _Joins(Writer):
           cuts: where it is cut.
           value: the number of the slice; None for a new one.
         """
-        maker, aval = self.maker(x), self.graph.aval(x).update(shape=shape_of(cuts))
+        maker, aval = self.flow.maker(x), self.graph.aval(x).update(shape=shape_of(cuts))
         assert maker is not None
         if self.summands(x) is not None:
             inputs = [self.through(node, o, cuts) for o in maker.inputs]
@@ -623,7 +618,7 @@ class _Joins(Writer):
 
     def summands(self, x: Operand) -> tuple[Operand, ...] | None:
         """The operands of a sum of cotangents; None for other values."""
-        maker = self.maker(x)
+        maker = self.flow.maker(x)
         return maker.inputs if maker is not None and maker.op == "add_any" else None
 
     def slices_of_pad(self, pad: Node | None) -> tuple[int, Padded] | None:

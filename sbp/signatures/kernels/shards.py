@@ -53,14 +53,10 @@ def reduce_dims(x: Any, monoid: str, dims: int | tuple[int, ...]) -> Any:
       dims: the dims, which the result does not have.
     """
     match monoid:
-        case "sum":  # without a dtype, `jnp.sum` and `jnp.prod` widen small integers
-            return jnp.sum(x, dims, dtype=x.dtype)
-        case "prod":
-            return jnp.prod(x, dims, dtype=x.dtype)
-        case "max":
-            return jnp.max(x, dims)
-        case "min":
-            return jnp.min(x, dims)
+        case "sum" | "prod":  # without a dtype, these widen small integers
+            return getattr(jnp, monoid)(x, dims, dtype=x.dtype)
+        case "max" | "min":
+            return getattr(jnp, monoid)(x, dims)
         case _:
             bitwise = lax.bitwise_and if monoid == "and" else lax.bitwise_or
             where = (dims,) if isinstance(dims, int) else dims
