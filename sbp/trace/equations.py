@@ -36,6 +36,16 @@ class Bodies(NamedTuple):
     counts: tuple[int, int] = (0, 0)
 
 
+_FORMS: dict[str, Form] = {
+    "cond": "choice",
+    **dict.fromkeys(("jit", "custom_jvp_call", "custom_vjp_call", "checkpoint"), "function"),
+    "reduce": "fold",
+    "shard_map": "region",
+    "platform_index": "platform",
+}
+"""How primitives run the jaxprs that are among their parameters; loops count operands besides."""
+
+
 def bodies_of(eqn: Any, platform: str) -> Bodies:
     """What an equation runs.
 
@@ -54,18 +64,8 @@ def bodies_of(eqn: Any, platform: str) -> Bodies:
             pairs = zip(params["branches"], params["branches_platforms"], strict=True)
             ours = (branch for branch, p in pairs if p is None or platform in p)
             return Bodies("choice", [next(ours, params["branches"][-1])])
-        case "cond":
-            return Bodies("choice", params["branches"])
-        case "jit":
-            return Bodies("function", [params["jaxpr"]])
-        case "custom_jvp_call" | "custom_vjp_call" | "checkpoint":
-            return Bodies("function", [params.get("call_jaxpr", params.get("jaxpr"))])
-        case "reduce":
-            return Bodies("fold", [params["jaxpr"]])
-        case "shard_map":
-            return Bodies("region", [params["jaxpr"]])
-        case "platform_index":
-            return Bodies("platform")
+        case name if name in _FORMS:
+            return Bodies(_FORMS[name], [*_jax.jaxprs_in(eqn)])
         case _:
             return Bodies("")
 
