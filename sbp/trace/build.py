@@ -376,7 +376,6 @@ class _Within:
 class _Builder:
     def __init__(self, platform: str | None = None, is_known: Callable[[str], bool] = bool) -> None:
         self.platform, self.is_known = platform, is_known
-        self.value_ids = itertools.count()
         self.node_ids = itertools.count()
         self.avals: dict[int, Any] = {}
         self.user_frames = functools.cache(_jax.frames_of)
@@ -385,7 +384,7 @@ class _Builder:
         self.inspections: list[Inspection] = []
 
     def new_value(self, aval: Any) -> int:
-        value = next(self.value_ids)
+        value = len(self.avals)
         self.avals[value] = _jax.plain_aval(aval)
         return value
 
@@ -578,7 +577,7 @@ class _Builder:
         settings = _jax.Settings.of(eqn, at.metadata)
         if settings != _jax.Settings.current():
             params[_jax.SETTINGS] = settings
-        _check_effects(eqn, at.frames)
+        _check_effects(eqn, at.span)
         return self.emit(
             eqn,
             at,
@@ -627,7 +626,7 @@ class _Builder:
         return eqn.params["at"] if own else self.user_frames(eqn.source_info.traceback)
 
 
-def _check_effects(eqn: Any, frames: tuple[Span, ...]) -> None:
+def _check_effects(eqn: Any, span: Span | None) -> None:
     """Refuses an equation that makes a token, and an `io_callback` with results."""
     name = eqn.primitive.name
     if not all(hasattr(v.aval, "shape") for v in eqn.outvars):
@@ -640,8 +639,7 @@ def _check_effects(eqn: Any, frames: tuple[Span, ...]) -> None:
         why = "cannot run once for all devices; use jax.pure_callback, or return nothing"
     else:
         return
-    where = f" at {frames[0]}" if frames else ""
-    span = frames[0] if frames else None
+    where = f" at {span}" if span else ""
     raise SbpError(f"{name}{where} {why}", code="unsupported-effect", span=span)
 
 

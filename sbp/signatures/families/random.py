@@ -160,7 +160,7 @@ def counters(
 
     Arguments:
       shape: shape of the shard.
-      global_shape: shape of the whole array, which `_countable` allows.
+      global_shape: shape of the whole array, which `_counts` allows.
       offsets: for each dim, the global index of the shard's element 0.
     """
     high = low = jnp.zeros((1,) * len(shape), jnp.uint32)
@@ -175,15 +175,12 @@ def counters(
     return jnp.broadcast_to(high, shape), jnp.broadcast_to(low, shape)
 
 
-def _countable(shape: tuple[int, ...]) -> bool:
-    """Whether 64 bits count the elements of an array, and 32 bits the elements of each dim."""
-    return math.prod(shape) < 2**64 and all(size < 2**32 for size in shape)
-
-
 def _counts(op: Op) -> bool:
-    """Whether a shard of a draw can count its own elements: JAX's counters are partitionable, and
-    words count them."""
-    return _jax.settings_of(op.params).threefry_partitionable and _countable(op.params["shape"])
+    """Whether a shard of a draw can count its own elements: JAX's counters are partitionable, 64
+    bits count the elements, and 32 bits those of each dim."""
+    shape = op.params["shape"]
+    is_countable = math.prod(shape) < 2**64 and all(size < 2**32 for size in shape)
+    return is_countable and _jax.settings_of(op.params).threefry_partitionable
 
 
 def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
