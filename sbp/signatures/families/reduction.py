@@ -23,6 +23,24 @@ from sbp.signatures.rule import (
 )
 from sbp.types import B, Split, Unreduced
 
+# ---- gathered results ---------------------------------------------------------------------------
+
+
+def _gathers(parts: Callable[[Op], Sequence[float]]) -> Callable[[Op, Row], tuple[Sent, ...]]:
+    """What a kernel sends in which each device sends parts of its own to all others, each part in a
+    collective of its own.
+
+    Arguments:
+      parts: gives the bytes of the parts that one device has.
+    """
+
+    def sends(op: Op, row: Row) -> tuple[Sent, ...]:
+        found = parts(op)
+        return (Sent("all_gather", (op.axis_size - 1) * sum(found), len(found)),)
+
+    return sends
+
+
 # ---- prefixes -----------------------------------------------------------------------------------
 # Cumulative operators. Along a split dim, each shard joins in the total of the shards before it.
 
@@ -70,31 +88,24 @@ def _join_totals(ctx: LocalContext, totals: Any) -> Any:
     return lax.index_in_dim(running, running.shape[0] - 1, 0, keepdims=False)
 
 
-def _prefix_traits(name: str) -> Traits:
-    monoid = _PREFIX_MONOIDS.get(name, "")
-    return Traits(
-        pointwise=bool(monoid),
-        reduces=monoid,
-        scales="together" if monoid in ("sum", "max", "min") else "",
-    )
-
-
 @rule(
     "cumsum",
     "cumprod",
     "cummax",
     "cummin",
     "cumlogsumexp",
-    traits=_prefix_traits,
+    traits=lambda name: Traits(
+        pointwise=name in _PREFIX_MONOIDS,
+        reduces=_PREFIX_MONOIDS.get(name, ""),
+        scales="together" if _PREFIX_MONOIDS.get(name) in ("sum", "max", "min") else "",
+    ),
     local=_cumulative_local,
     kernels=(
         Kernel(
             name="prefix",
             summary="totals of all shards are gathered; those before are joined in",
-            # Each device sends the total of its shard to all others.
-            sends=lambda op, row: (
-                Sent("all_gather", (op.axis_size - 1) * bytes_beside(op.ins[0], op.params["axis"])),
-            ),
+            # The total of the shard.
+            sends=_gathers(lambda op: [bytes_beside(op.ins[0], op.params["axis"])]),
         ),
     ),
 )
@@ -171,13 +182,6 @@ def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return combine([jnp.broadcast_to(s, x.shape) for s, x in zip(starts, xs, strict=True)], xs)
 
 
-def _exchange_sends(op: Op, row: Row) -> tuple[Sent, ...]:
-    """Each device sends the results of its shard to all others, each result in a collective of its
-    own."""
-    size = sum(bytes_beside(a) for a in op.outs)
-    return (Sent("all_gather", (op.axis_size - 1) * size, len(op.outs)),)
-
-
 @rule(
     "reduce",
     traits=Traits(),
@@ -186,7 +190,7 @@ def _exchange_sends(op: Op, row: Row) -> tuple[Sent, ...]:
         Kernel(
             name="reduced_shards",
             summary="the results of all shards are gathered and reduced together",
-            sends=_exchange_sends,
+            sends=_gathers(lambda op: [*map(bytes_beside, op.outs)]),
         ),
     ),
 )
@@ -290,13 +294,6 @@ def _extreme_local(
     return [index.astype(ctx.global_outs[0].dtype)]
 
 
-def _pair_sends(op: Op, row: Row) -> tuple[Sent, ...]:
-    """Each device sends its (value, index) pairs to all others; values and indices go in two
-    collectives."""
-    pair = _jax.itemsize(op.ins[0].dtype) + _NOWHERE.itemsize
-    return (Sent("all_gather", (op.axis_size - 1) * op.outs[0].size * pair, 2),)
-
-
 @rule(
     "argmax",
     "argmin",
@@ -306,7 +303,13 @@ def _pair_sends(op: Op, row: Row) -> tuple[Sent, ...]:
         Kernel(
             name="pair",
             summary="(value, index) of each shard is gathered and compared",
-            sends=_pair_sends,
+            # Values, and their indices as int32.
+            sends=_gathers(
+                lambda op: [
+                    op.outs[0].size * itemsize
+                    for itemsize in (_jax.itemsize(op.ins[0].dtype), _NOWHERE.itemsize)
+                ]
+            ),
         ),
     ),
 )
@@ -341,14 +344,13 @@ def _top_k_local(
     return [best, jnp.take_along_axis(indices, chosen, dim)]
 
 
-def _candidate_sends(op: Op, row: Row) -> tuple[Sent, ...]:
-    """Each device sends its k best elements, or its whole shard if that is shorter, to all others;
-    values and indices go in two collectives."""
+def _candidates(op: Op) -> Sequence[int]:
+    """Bytes of the k best elements of a shard, or of the whole shard if that is shorter: of the
+    values, and of the indices."""
     dim = _top_k_axis(op.params, len(op.ins[0].shape))
     size = op.ins[0].shape[dim]
     kept = min(op.params["k"], -(-size // op.axis_size)) * op.ins[0].size // size
-    pair = sum(_jax.itemsize(a.dtype) for a in op.outs)
-    return (Sent("all_gather", (op.axis_size - 1) * kept * pair, 2),)
+    return [kept * _jax.itemsize(a.dtype) for a in op.outs]
 
 
 @rule(
@@ -359,7 +361,7 @@ def _candidate_sends(op: Op, row: Row) -> tuple[Sent, ...]:
         Kernel(
             name="candidates",
             summary="the k best of each shard are gathered, the best of those kept",
-            sends=_candidate_sends,
+            sends=_gathers(_candidates),
             nests=False,
         ),
     ),
