@@ -31,7 +31,6 @@ from sbp.signatures.kernels.halo import (
     Exchanges,
     Need,
     Windows,
-    dilated_shard,
     fetch_filled,
     of_device,
     padded_shard,
@@ -277,15 +276,17 @@ def _conv_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     for k, (i, j, o, windows) in sorted(enumerate(spatial), key=lambda entry: entry[1][0]):
         if not ctx.in_axes(0, i) or (windows.is_identity and j not in split):
             continue
-        (over,) = ctx.in_axes(0, i)
+        ((axis, n),) = ctx.in_axes(0, i)
         reads = _of_window_elements(windows) if j in split else windows
         real = ctx.in_extent(1, j)
         is_uneven = j in split and not isinstance(real, int)
-        if is_uneven or several:
-            lhs, padding, base = padded_shard(ctx, lhs, i, over, reads, zero), (0, 0), 1
-        else:
-            lhs, padding, base = dilated_shard(ctx, lhs, i, over, reads, zero)
-        changed["padding"][k], changed["lhs_dilation"][k] = padding, base
+        padding = None if is_uneven or several else reads.padding(n)
+        if reads.base == 1 or padding is None:
+            lhs = padded_shard(ctx, lhs, i, (axis, n), reads, zero)
+            changed["padding"][k], changed["lhs_dilation"][k] = (0, 0), 1
+        else:  # the padded array has no room in memory
+            lhs = fetch_filled(ctx, lhs, i, axis, reads.need(n), zero)
+            changed["padding"][k] = padding
         if is_uneven:
             uneven.append(UnevenWindow(number=k, lhs=i, rhs=j, out=o, windows=windows, real=real))
     local = {

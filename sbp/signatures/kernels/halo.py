@@ -518,26 +518,6 @@ def padded_shard(
     )
 
 
-def dilated_shard(
-    ctx: LocalContext, x: Any, dim: int, over: tuple[str, int], windows: Windows, fill: Any
-) -> tuple[Any, tuple[int, int], int]:
-    """The part of the padded array that this device's results read, for a primitive that has
-    padding and base dilation as parameters.
-
-    Arguments: those of `padded_shard`.
-
-    Returns:
-      An array, and the padding and the base dilation that make the part of it. The padded array has
-      no room in memory then. Where the devices begin at different phases, the array is the part
-      itself.
-    """
-    axis, n = over
-    padding = windows.padding(n)
-    if windows.base == 1 or padding is None:
-        return padded_shard(ctx, x, dim, over, windows, fill), (0, 0), 1
-    return fetch_filled(ctx, x, dim, axis, windows.need(n), fill), padding, windows.base
-
-
 def bytes_beside(aval: Any, *dims: int) -> float:
     """Bytes of the elements of a tensor that share one index along some dims."""
     return math.prod(s for d, s in enumerate(aval.shape) if d not in dims) * _jax.itemsize(
