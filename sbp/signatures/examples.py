@@ -52,15 +52,14 @@ _REDUCTIONS: dict[str, Callable[[Any], Any]] = {
     "reduce_window_min": lambda x: lax.reduce_window(x, jnp.inf, lax.min, (1, 3), (1, 1), "SAME"),
     "reduce_precision": lambda x: lax.reduce_precision(x, 8, 7),
 }
-_SCATTERS = {
-    "scatter": "set",
-    "scatter-add": "add",
-    "scatter-sub": "subtract",
-    "scatter-mul": "mul",
-    "scatter-min": "min",
-    "scatter-max": "max",
+_SCATTERS: dict[str, Callable[..., Any]] = {
+    "scatter": lambda x, i, y: x.at[i].set(y),
+    "scatter-add": lambda x, i, y: x.at[i].add(y),
+    "scatter-sub": lambda x, i, y: x.at[i].subtract(y),
+    "scatter-mul": lambda x, i, y: x.at[i].mul(y),
+    "scatter-min": lambda x, i, y: x.at[i].min(y),
+    "scatter-max": lambda x, i, y: x.at[i].max(y),
 }
-"""For each scatter, the method of `x.at[i]` that traces to it."""
 _LINALG: dict[str, Callable[[Any], Any]] = {
     "cholesky": lax.linalg.cholesky,
     "eigh": lax.linalg.eigh,
@@ -68,10 +67,6 @@ _LINALG: dict[str, Callable[[Any], Any]] = {
     "qr": lax.linalg.qr,
     "svd": lax.linalg.svd,
 }
-
-
-def _scatter(how: str) -> Callable[..., Any]:
-    return lambda x, i, y: getattr(x.at[i], how)(y)
 
 
 def _row_sums(x: jax.Array) -> jax.Array:
@@ -111,7 +106,7 @@ SAMPLES: dict[str, Sample] = {
     },
     **{name: (getattr(lax, name), (C,)) for name in ("conj", "imag", "real")},
     **{name: (fn, (X,)) for name, fn in _REDUCTIONS.items()},
-    **{name: (_scatter(how), (X, ROWS, Y)) for name, how in _SCATTERS.items()},
+    **{name: (fn, (X, ROWS, Y)) for name, fn in _SCATTERS.items()},
     **{name: (fn, (MATRIX,)) for name, fn in _LINALG.items()},
     "and": (lax.bitwise_and, (Q, Q)),
     "or": (lax.bitwise_or, (Q, Q)),
