@@ -2,7 +2,7 @@
 dim, neighbours send the elements that windows reach."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -449,16 +449,32 @@ def windows_of(params: dict[str, Any], dim: int, size: int, out: int) -> Windows
     )
 
 
-def _slides(op: Op, operand: Any, out: Any) -> list[int]:
-    """The dims along which windows slide.
+def _sliding_rows(
+    op: Op,
+    operand: Any,
+    out: Any,
+    partial: Sequence[Row] = (),
+    exchanges: Collection[int] | None = None,
+) -> list[Row]:
+    """The rows of an operator with windows: dims that windows do not slide along split; the others
+    split with halo exchange if operands and results have an element there for every device.
 
     Arguments:
       op: the equation.
       operand: aval of what windows read.
       out: aval with one element for each window.
+      partial: the rows with partial operands.
+      exchanges: the dims that may split where windows slide along them; None for all.
     """
     along = windows_along(windows_of, op.params, operand, out)
-    return [d for d, windows in enumerate(along) if not windows.is_identity]
+    slides = [d for d, windows in enumerate(along) if not windows.is_identity]
+    shapes = [a.shape for a in (*op.ins, *op.outs) if a.shape]
+    halo = [
+        d
+        for d in slides
+        if (exchanges is None or d in exchanges) and all(s[d] >= op.axis_size for s in shapes)
+    ]
+    return [*rows_beside(op, slides), *partial, *halo_rows(op, halo)]
 
 
 def _fetch_operands(
@@ -518,13 +534,7 @@ def _reduce_exchanges(op: Op, row: Row) -> Exchanges:
     exchanges=_reduce_exchanges,
 )
 def _reduce_window(op: Op) -> Sequence[Row]:
-    """Dims that windows do not slide along split; the others split with halo exchange."""
-    slides, monoid = _slides(op, op.ins[0], op.outs[0]), op.name.rsplit("_", 1)[-1]
-    return [
-        *rows_beside(op, slides),
-        *monoid_rows(op, monoid),
-        *_halo(op, slides),
-    ]
+    return _sliding_rows(op, op.ins[0], op.outs[0], monoid_rows(op, op.name.rsplit("_", 1)[-1]))
 
 
 @rule("reduce_window", traits=Traits(), local=_reduce_local, exchanges=_reduce_exchanges)
@@ -534,21 +544,9 @@ def _reduce_window_by(op: Op) -> Sequence[Row]:
     Along a dim with padding or a base dilation windows do not split: XLA for CPU leaves these
     positions out, and no element that an exchange could fill in is neutral for every function.
     """
-    slides, base = _slides(op, op.ins[0], op.outs[0]), op.params["base_dilation"]
-    full = [d for d in slides if tuple(op.params["padding"][d]) == (0, 0) and base[d] == 1]
-    return [*rows_beside(op, slides), *_halo(op, full)]
-
-
-def _halo(op: Op, dims: Sequence[int]) -> list[Row]:
-    """Halo rows of dims that have an element for every device, in operands and results."""
-    return halo_rows(
-        op,
-        [
-            d
-            for d in dims
-            if all(a.shape[d] >= op.axis_size for a in (*op.ins, *op.outs) if a.shape)
-        ],
-    )
+    how = zip(op.params["padding"], op.params["base_dilation"], strict=True)
+    full = [d for d, (edges, base) in enumerate(how) if tuple(edges) == (0, 0) and base == 1]
+    return _sliding_rows(op, op.ins[0], op.outs[0], exchanges=full)
 
 
 # ---- derivatives of a maximum over windows ------------------------------------------------------
@@ -568,8 +566,7 @@ def _never_chosen(params: dict[str, Any], dtype: Any) -> np.ndarray:
 def _select_and_gather_add(op: Op) -> Sequence[Row]:
     """The tangent of the element that each window of the second operand chooses; linear in the
     tangents, the first operand."""
-    slides = _slides(op, op.ins[0], op.outs[0])
-    return [*rows_beside(op, slides), *moved_rows(op, (0,)), *_halo(op, slides)]
+    return _sliding_rows(op, op.ins[0], op.outs[0], moved_rows(op, (0,)))
 
 
 def _touching(windows: Windows, n: int) -> tuple[Need, Need]:
@@ -626,13 +623,11 @@ def _scatter_needs(op: Op, dim: int) -> Iterator[tuple[int, Need]]:
 def _select_and_scatter_add(op: Op) -> Sequence[Row]:
     """Adds each window's cotangent to the element that the window of the second operand chooses;
     linear in the cotangents, the first operand."""
-    source, operand = op.ins
-    slides = _slides(op, operand, source)
-    return [*rows_beside(op, slides), *linear_rows(op, (0,)), *_halo(op, slides)]
+    return _sliding_rows(op, op.ins[1], op.ins[0], linear_rows(op, (0,)))
 
 
 # With any pair of functions and an initial value: only dims along which windows do not slide
 # split.
 rule("select_and_scatter", traits=Traits(), local=bind_with)(
-    lambda op: rows_beside(op, _slides(op, op.ins[0], op.ins[1]))
+    lambda op: _sliding_rows(op, op.ins[0], op.ins[1], exchanges=())
 )
