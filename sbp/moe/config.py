@@ -261,72 +261,99 @@ class ModelConfig:
 
 
 def _senseless(cfg: ModelConfig) -> list[str]:
-    """One fault for each pair of options that make no sense together."""
-    for name in ("encoder_layers", "decoder_layers"):
-        if cfg.moe_every == 2 and getattr(cfg, name) % 2:
-            return [
-                f"{name} is {getattr(cfg, name)}; with moe_every 2, layers are pairs of a dense and"
-                " an MoE layer, so it must be even"
-            ]
-    if cfg.experts == 1:
-        return ["experts is 1; a router needs at least 2 (0 makes a dense model)"]
-    if cfg.dtype == "float64" and cfg.param_dtype != "float32":
-        return [f"param_dtype is {cfg.param_dtype}, but dtype float64 needs parameters of float64"]
-    if cfg.rounding == "stochastic" and cfg.param_dtype != "bfloat16":
-        return ['rounding "stochastic" needs param_dtype "bfloat16"; set one of the two']
-    if cfg.heads % cfg.key_heads:
-        return [f"kv_heads is {cfg.kv_heads}; it must divide the {cfg.heads} heads"]
-    if cfg.position == "rotary" and cfg.head_dim % 2:
-        return [f"head_dim is {cfg.head_dim}; rotary positions turn pairs, so it must be even"]
-    if not cfg.encoder_layers and cfg.source_vocab != cfg.target_vocab:
-        return [
+    """The first fault of options that make no sense together, or else all faults of the routers."""
+    sides = {"encoder_layers": cfg.encoder_layers, "decoder_layers": cfg.decoder_layers}
+    checks: list[tuple[str, object]] = [
+        *(
+            (
+                f"{name} is {layers}; with moe_every 2, layers are pairs of a dense and an MoE"
+                " layer, so it must be even",
+                cfg.moe_every == 2 and layers % 2,
+            )
+            for name, layers in sides.items()
+        ),
+        ("experts is 1; a router needs at least 2 (0 makes a dense model)", cfg.experts == 1),
+        (
+            f"param_dtype is {cfg.param_dtype}, but dtype float64 needs parameters of float64",
+            cfg.dtype == "float64" and cfg.param_dtype != "float32",
+        ),
+        (
+            'rounding "stochastic" needs param_dtype "bfloat16"; set one of the two',
+            cfg.rounding == "stochastic" and cfg.param_dtype != "bfloat16",
+        ),
+        (
+            f"kv_heads is {cfg.kv_heads}; it must divide the {cfg.heads} heads",
+            cfg.heads % cfg.key_heads,
+        ),
+        (
+            f"head_dim is {cfg.head_dim}; rotary positions turn pairs, so it must be even",
+            cfg.position == "rotary" and cfg.head_dim % 2,
+        ),
+        (
             f"source_vocab is {cfg.source_vocab} and target_vocab {cfg.target_vocab}; a"
-            " decoder-only model (encoder_layers 0) has one vocabulary: set both to the same"
-        ]
-    if not cfg.encoder_layers and cfg.decoder_router:
-        return ["decoder_router is for a model with an encoder; set router"]
-    if not cfg.experts:
-        if cfg.shared_experts:
-            return ["shared_experts needs routed experts; set experts, or use a larger ffn_dim"]
-        return []
-    used = {cfg.router, cfg.decoder_router or cfg.router}
-    faults = []
-    if (cfg.decoder_router or cfg.router) == "expert_choice":
-        name = "decoder_router" if cfg.encoder_layers else "router"
-        faults.append(
+            " decoder-only model (encoder_layers 0) has one vocabulary: set both to the same",
+            not cfg.encoder_layers and cfg.source_vocab != cfg.target_vocab,
+        ),
+        (
+            "decoder_router is for a model with an encoder; set router",
+            not cfg.encoder_layers and cfg.decoder_router,
+        ),
+        (
+            "shared_experts needs routed experts; set experts, or use a larger ffn_dim",
+            not cfg.experts and cfg.shared_experts,
+        ),
+    ]
+    first = [text for text, wrong in checks if wrong][:1]
+    return first or (_misrouted(cfg) if cfg.experts else [])
+
+
+def _misrouted(cfg: ModelConfig) -> list[str]:
+    """One fault for each option that does not fit the routers of a model with experts."""
+    in_decoder, asked = cfg.decoder_router or cfg.router, cfg.experts_per_token
+    used = {cfg.router, in_decoder}
+    checks: list[tuple[str, object]] = [
+        (
             'an expert of "expert_choice" looks at later tokens, which a decoder must not; set'
-            f' {name} to another, such as "top_k"'
+            f' {"decoder_router" if cfg.encoder_layers else "router"} to another, such as "top_k"',
+            in_decoder == "expert_choice",
         )
+    ]
     for name in sorted(used):
-        own, asked = ROUTERS[name], cfg.experts_per_token
-        if asked and own.fixed and asked != own.choices:
-            faults.append(
+        own = ROUTERS[name]
+        count = asked or own.choices
+        checks += [
+            (
                 f'router "{name}" uses {counted(own.choices, "expert")} for each token, but'
-                f' experts_per_token is {asked}; use router "top_k" for another number'
-            )
-        if (asked or own.choices) > cfg.experts:
-            most = counted(cfg.experts, "expert")
-            faults.append(f"experts_per_token is {asked or own.choices}, but there are {most}")
-        if cfg.normalise != "before" and not own.normalised:
-            faults.append(
+                f' experts_per_token is {asked}; use router "top_k" for another number',
+                own.fixed and count != own.choices,
+            ),
+            (
+                f"experts_per_token is {count}, but there are {counted(cfg.experts, 'expert')}",
+                count > cfg.experts,
+            ),
+            (
                 f'normalise is "{cfg.normalise}", but the weights of router "{name}" are fixed; set'
-                ' normalise to "before", or router to "top2" or "top_k"'
-            )
-    if cfg.counter == "paper" and (used != {"top2"} or cfg.dispatch == "sort"):
-        faults.append(
+                ' normalise to "before", or router to "top2" or "top_k"',
+                cfg.normalise != "before" and not own.normalised,
+            ),
+        ]
+    checks += [
+        (
             'counter "paper" works only with router "top2" and a dispatch with a capacity,'
-            ' "einsum" or "gather"; set counter to "lingvo"'
-        )
-    if cfg.aux_scale == "paper" and "noisy_top_k" in used:
-        faults.append(
-            'aux_scale "paper" does not work with router "noisy_top_k"; set it to "lingvo"'
-        )
-    if cfg.dispatch == "sort" and "expert_choice" in used:
-        faults.append(
+            ' "einsum" or "gather"; set counter to "lingvo"',
+            cfg.counter == "paper" and (used != {"top2"} or cfg.dispatch == "sort"),
+        ),
+        (
+            'aux_scale "paper" does not work with router "noisy_top_k"; set it to "lingvo"',
+            cfg.aux_scale == "paper" and "noisy_top_k" in used,
+        ),
+        (
             'dispatch "sort" does not work with router "expert_choice", which needs a capacity; set'
-            ' dispatch to "einsum" or "gather"'
-        )
-    return faults
+            ' dispatch to "einsum" or "gather"',
+            cfg.dispatch == "sort" and "expert_choice" in used,
+        ),
+    ]
+    return [text for text, wrong in checks if wrong]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
