@@ -152,20 +152,17 @@ def _whole_lines(path: Path) -> Iterator[str]:
             continue
 
 
-class MetricsLog:
+class MetricsLog(AbstractContextManager["MetricsLog"]):
     """Appends one JSON object for each step to `<workdir>/metrics.jsonl`."""
 
-    def __init__(self, workdir: Path | None, first: int) -> None:
+    def __init__(self, workdir: Path, first: int) -> None:
         """Open the file of a run, new or old.
 
         Arguments:
-          workdir: the folder of the run; None to keep nothing, as in all processes but one.
+          workdir: the folder of the run.
           first: steps done. What the file has of later steps, which no checkpoint kept, is left
             out.
         """
-        self._file = None
-        if workdir is None:
-            return
         path = workdir / FILE
         kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= first]
         write_whole(path, "".join(f"{line}\n" for line in kept).encode())
@@ -178,25 +175,16 @@ class MetricsLog:
         Raises:
           SbpError: `bad-checkpoint` where they cannot be written.
         """
-        if self._file is None:
-            return
-        finite = {name: _finite(value) for name, value in values.items()}
+        finite = {
+            name: value if isinstance(value, list) or math.isfinite(value) else None
+            for name, value in values.items()
+        }
         with writing(Path(self._file.name)):
             print(json.dumps({"step": step, **finite}), file=self._file, flush=True)
 
-    def __enter__(self) -> "MetricsLog":
-        return self
-
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            with suppress(OSError):  # each line was flushed, or its error raised
-                self._file.close()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return value
-    return value if math.isfinite(value) else None
+        with suppress(OSError):  # each line was flushed, or its error raised
+            self._file.close()
 
 
 # ---- operations of a step -----------------------------------------------------------------------
@@ -366,9 +354,9 @@ class Trainer:
         """
         train, first, skipped, stopped = self.train, int(state.step), 0, 0
         speed = Speed.of(self.model, jax.tree.leaves(self.plan.in_shardings[0])[0].device_set)
-        workdir = self.checkpoints.workdir if is_first() else None
-        with MetricsLog(workdir, first) as log:
-            callbacks = (*callbacks, log.write)
+        log = MetricsLog(self.checkpoints.workdir, first) if is_first() else None
+        with log or nullcontext():
+            callbacks = (*callbacks, *([log.write] if log else []))
             for step in range(first + 1, train.steps + 1):
                 started, batch = time.monotonic(), next(self.batches)
                 with around(step):
