@@ -10,7 +10,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -265,11 +265,8 @@ _all_sums = jax.jit(lambda arrays: [_sums(x) for x in arrays])
 # ---- checkpoints --------------------------------------------------------------------------------
 
 
-def _usable(workdir: Path) -> int:
-    """Make the folder of a run and take its lock, which ends with the process.
-
-    Returns:
-      The descriptor that holds the lock.
+def _lock(workdir: Path, closing: ExitStack) -> None:
+    """Make the folder of a run and take its lock, which ends with the process or with `closing`.
 
     Raises:
       SbpError: `bad-checkpoint` where the folder cannot be written, or another run is in it.
@@ -277,15 +274,14 @@ def _usable(workdir: Path) -> int:
     with writing(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
         held = os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    closing.callback(os.close, held)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os.close(held)
         raise SbpError(
             f"another run is training in {workdir}; wait for it, or choose another --workdir",
             code="bad-checkpoint",
         ) from None
-    return held
 
 
 _WRITE_ERRORS = (OSError, ValueError)  # the latter are tensorstore's
@@ -324,7 +320,7 @@ def _reason(error: Exception) -> str:
     return os.strerror(int(number)) if number.isdecimal() else type(error).__name__
 
 
-class Checkpoints:
+class Checkpoints(AbstractContextManager["Checkpoints"]):
     """The checkpoints in one folder; the newest two are kept, each written whole or not at all.
 
     From opening to `close`, no other run can open the folder. A checkpoint has in itself what it
@@ -352,20 +348,23 @@ class Checkpoints:
               is in it, or it cannot be written.
         """
         quiet()
-        held: list[int] = []
-        from_first(lambda: held.append(_usable(workdir)))
-        # The other processes of a run hold nothing that would have to be released.
-        self._lock: int | None = held[0] if held else os.open(os.devnull, os.O_RDONLY)
         self.workdir, self._description = workdir, dict(description)
         self._folder = workdir / "checkpoints"
-        try:
-            self._open(config)
-        except BaseException:
-            os.close(self._lock)
-            raise
-
-    def __enter__(self) -> "Checkpoints":
-        return self
+        with ExitStack() as closing:
+            from_first(lambda: _lock(workdir, closing))  # the other processes hold nothing
+            share_folder(workdir)
+            same_run(workdir, self._description, config)
+            with writing(self._folder):
+                self._folder.mkdir(exist_ok=True)
+                self._manager = ocp.CheckpointManager(
+                    self._folder.absolute(),
+                    options=ocp.CheckpointManagerOptions(
+                        max_to_keep=2, create=False, cleanup_tmp_directories=True
+                    ),
+                )
+            closing.callback(self._manager.close)
+            closing.callback(self.wait)
+            self._closing = closing.pop_all()
 
     def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
         try:
@@ -374,18 +373,6 @@ class Checkpoints:
             if error is None:
                 raise
             error.add_note(unwritten.message)
-
-    def _open(self, config: type[TrainConfig]) -> None:
-        share_folder(self.workdir)
-        same_run(self.workdir, self._description, config)
-        with writing(self._folder):
-            self._folder.mkdir(exist_ok=True)
-            self._manager = ocp.CheckpointManager(
-                self._folder.absolute(),
-                options=ocp.CheckpointManagerOptions(
-                    max_to_keep=2, create=False, cleanup_tmp_directories=True
-                ),
-            )
 
     def bind(self, name: str, content: Mapping[str, str]) -> None:
         """Add what the checkpoints of this run belong to besides: digests by name.
@@ -502,14 +489,7 @@ class Checkpoints:
         Raises:
           SbpError: as `wait` does; the folder is released.
         """
-        if self._lock is None:
-            return
-        try:
-            self.wait()
-        finally:
-            self._manager.close()
-            os.close(self._lock)
-            self._lock = None
+        self._closing.close()
 
 
 def read_params(
