@@ -117,40 +117,26 @@ def same_content(workdir: Path, name: str, content: Mapping[str, str]) -> None:
         )
 
 
-_SECTIONS = ("model", "train", "corpus")
-
-
-def _read_config(sidecar: Path) -> dict[str, Any]:
-    """The configuration in a file.
-
-    Raises:
-      SbpError: `bad-checkpoint` for a file that is none.
-    """
-    try:
-        saved = json.loads(sidecar.read_text("utf-8"))
-        if not all(isinstance(saved[name], dict) for name in _SECTIONS):
-            raise ValueError(sidecar)
-    except (OSError, ValueError, KeyError, TypeError):
-        raise SbpError(
-            f"{sidecar} is not the configuration of a run; choose another --workdir",
-            code="bad-checkpoint",
-        ) from None
-    return saved
-
-
 def digest_of(run: Mapping[str, Any]) -> str:
     text = json.dumps(run, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def run_of(checkpoint: Path) -> dict[str, Any] | None:
-    """What a checkpoint says that it belongs to; None where it does not, or is damaged there."""
+def _json(path: Path, accepts: Callable[[Any], bool]) -> dict[str, Any] | None:
+    """The JSON of a file; None where it cannot be read or is not accepted."""
     try:
-        saved = json.loads((checkpoint / "run" / "metadata").read_text("utf-8"))
-        whole = saved["digest"] == digest_of(saved["run"])
+        saved = json.loads(path.read_text("utf-8"))
+        return saved if accepts(saved) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return saved["run"] if whole else None
+
+
+def run_of(checkpoint: Path) -> dict[str, Any] | None:
+    """What a checkpoint says that it belongs to; None where it does not, or is damaged there."""
+    saved = _json(
+        checkpoint / "run" / "metadata", lambda saved: saved["digest"] == digest_of(saved["run"])
+    )
+    return saved and saved["run"]
 
 
 def saved_steps(folder: Path) -> list[int]:
@@ -177,7 +163,14 @@ def bound(workdir: Path) -> dict[str, Any]:
     for step in saved_steps(workdir / "checkpoints"):
         if run := run_of(workdir / "checkpoints" / str(step)):
             return run
-    return _read_config(workdir / "config.json")
+    sidecar, sections = workdir / "config.json", ("model", "train", "corpus")
+    saved = _json(sidecar, lambda saved: all(isinstance(saved[name], dict) for name in sections))
+    if saved is None:
+        raise SbpError(
+            f"{sidecar} is not the configuration of a run; choose another --workdir",
+            code="bad-checkpoint",
+        )
+    return saved
 
 
 # ---- files --------------------------------------------------------------------------------------
