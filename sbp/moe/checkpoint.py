@@ -534,14 +534,12 @@ def _newest(
     """The newest step whose checkpoint is whole, and what is in it."""
     damaged: list[str] = []
     for step in from_first(lambda: saved_steps(folder)):
-        try:
-            found = _verify(folder / str(step), read, say)
-        except _DamagedError as error:
-            damaged.append(f"the checkpoint of step {step} is damaged: {error}")
-            continue
-        for line in damaged:
-            say(f"{line}; sbp uses the checkpoint of step {step}")
-        return step, found
+        found = _verify(folder / str(step), read, say)
+        if not isinstance(found, str):
+            for line in damaged:
+                say(f"{line}; sbp uses the checkpoint of step {step}")
+            return step, found
+        damaged.append(f"the checkpoint of step {step} is damaged: {found}")
     raise SbpError(
         f"no checkpoint in {folder} can be read; choose another --workdir:",
         code="bad-checkpoint",
@@ -551,27 +549,25 @@ def _newest(
 
 def _verify(
     checkpoint: Path, read: _Read, say: Callable[[str], None]
-) -> tuple[TrainState, dict[str, Any]]:
+) -> tuple[TrainState, dict[str, Any]] | str:
+    """What is in a checkpoint; what is damaged, in words, where it cannot be read or is not what
+    was written."""
     run, named = from_first(lambda: (run_of(checkpoint), (checkpoint / "run").exists()))
     if run is None and named:
-        raise _DamagedError("its `run` entry cannot be read")
+        return "its `run` entry cannot be read"
     if run is None:
         say(f"the checkpoint of step {checkpoint.name} has no checksums, so it is not verified")
     elif (step := run.get("step", int(checkpoint.name))) != int(checkpoint.name):
-        raise _DamagedError(f"it is a copy of the checkpoint of step {step}")
+        return f"it is a copy of the checkpoint of step {step}"
     found: Any = None
     with suppress(Exception):  # whatever the libraries raise over damaged files
         found = read(checkpoint.absolute())
     if any(gather(found is None)):
-        raise _DamagedError("a file of it is missing or cannot be read")
+        return "a file of it is missing or cannot be read"
     state, data = found
     if run is None:
         return state, data
     sums = fingerprints(state)
     if wrong := [path for path, digits in sums.items() if run["checksums"].get(path) != digits]:
-        raise _DamagedError(f"the content of {wrong[0]} has changed")
+        return f"the content of {wrong[0]} has changed"
     return state, run["data"]
-
-
-class _DamagedError(Exception):
-    """A checkpoint that cannot be read, or is not what was written."""
