@@ -15,7 +15,6 @@ from sbp.moe.layers import (
     cast_weights,
     keys_values,
     places,
-    rms_norm,
     signal_of,
     wide_dtype,
 )
@@ -217,7 +216,7 @@ class BeamSearch:
             places=here,
         )
         x, cache = stack.step(params["decoder"], x, beam.cache)
-        logits = logits_of(params, rms_norm(x, params["decoder_norm"]), self.cfg)
+        logits = logits_of(params, x, self.cfg)
         return logits.reshape(groups, sequences, k, -1), visible, cache
 
     def _extend(self, beam: _Beam, logits: jax.Array, visible: jax.Array, cache: Cache) -> _Beam:

@@ -381,8 +381,7 @@ def decode(
         segments=segments,
     )
     x, aux, metrics = side.run(params["decoder"], x)
-    x = dropout(rms_norm(x, params["decoder_norm"]), cfg.dropout, subkey(key, 4))
-    return logits_of(params, x, cfg), aux, metrics
+    return logits_of(params, x, cfg, key), aux, metrics
 
 
 def continue_prefix(
@@ -414,8 +413,7 @@ def continue_prefix(
     x, aux, metrics = side.run(params["decoder"], x)
     x = x.reshape(*tokens.shape, cfg.model_dim)[:, :, source.shape[-1] :]
     x = sharding.split_groups(x.reshape(x.shape[0], -1, cfg.model_dim))
-    x = dropout(rms_norm(x, params["decoder_norm"]), cfg.dropout, subkey(key, 4))
-    return logits_of(params, x, cfg), aux, metrics
+    return logits_of(params, x, cfg, key), aux, metrics
 
 
 def predict(
@@ -443,8 +441,11 @@ def predict(
     return logits, aux, (encoder, decoder)
 
 
-def logits_of(params: Tree, x: jax.Array, cfg: ModelConfig) -> jax.Array:
-    """Logits [G, S, V] of the decoder's output [G, S, M], after its norm."""
+def logits_of(
+    params: Tree, x: jax.Array, cfg: ModelConfig, key: jax.Array | None = None
+) -> jax.Array:
+    """Logits [G, S, V] of what the decoder's layers give, [G, S, M]; `key` given means training."""
+    x = dropout(rms_norm(x, params["decoder_norm"]), cfg.dropout, subkey(key, 4))
     logits = jnp.matmul(
         x, params["logits"].astype(x.dtype), preferred_element_type=wide_dtype(x.dtype)
     )
