@@ -1,7 +1,7 @@
 """How arguments and results are held between calls: `Partial`, `Padded`, and plain arrays."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,18 +145,17 @@ class Holding:
             flat.append(array)
         return flat, frozenset(whole), tuple(moved)
 
-    def placed(self, leaves: Sequence[Any]) -> list[Any]:
-        """Flat arguments on the mesh, where the program takes them.
+    def placed(self, x: Any, position: int) -> Any:
+        """A flat argument on the mesh, where the program takes it; a number of Python and a
+        `Partial` as they are.
 
         Arguments:
-          leaves: what is no array on the mesh yet is the whole, or this process's part.
+          x: what is no array on the mesh yet is the whole, or this process's part.
+          position: its position among the flat arguments.
 
         Raises:
           SbpError: `bad-argument` for an argument of another shape or dtype.
         """
-        return [x if isinstance(x, Partial) else self._placed(x, i) for i, x in enumerate(leaves)]
-
-    def _placed(self, x: Any, position: int) -> Any:
         leaf = self.signature.leaves[position]
         aval, name = leaf.aval, f"input {leaf.name}"
         sharding, held = self.users_shardings[position], self.paddings.get(position)
@@ -164,7 +163,7 @@ class Holding:
             x = x.parts if self._is_here(x, position) else x.full()
         if isinstance(x, jax.ShapeDtypeStruct):
             raise refused(f"{name} is a ShapeDtypeStruct; pass an array", TypeError)
-        if not np.ndim(x) and not isinstance(x, jax.Array):
+        if isinstance(x, Partial) or not (np.ndim(x) or isinstance(x, jax.Array)):
             return x  # a number of Python keeps its weak type
         if shape_of(x, name).dtype != aval.dtype:
             raise refused(
@@ -184,7 +183,7 @@ class Holding:
 
     def results(self, outs: Sequence[Any]) -> list[Any]:
         """The flat results as the user gets them."""
-        found = self.results_like(outs)
+        found = with_padded(self.outputs, outs)
         for position, (out, leaf) in enumerate(zip(outs, self.returned.leaves, strict=True)):
             if leaf.partial is not None:
                 sizes = _part_sizes(leaf.partial, self.mesh)
@@ -193,44 +192,32 @@ class Holding:
                 found[position] = Partial(parts, leaf.partial, self.program.output_sum(position))
         return found
 
-    def arguments_like(self, leaves: Sequence[Any]) -> Any:
-        """The structure (args, kwargs) with other leaves, such as shardings; `Padded` is a node
-        there, as it is in the arguments."""
-        return self.signature.like(
-            [with_parts(self.inputs[i], x) if i in self.inputs else x for i, x in enumerate(leaves)]
-        )
-
-    def results_like(self, leaves: Sequence[Any]) -> list[Any]:
-        """Leaves for the structure of the results, in which `Padded` is a node."""
-        return [
-            with_parts(self.outputs[o], x) if o in self.outputs else x for o, x in enumerate(leaves)
-        ]
-
     def structures(self) -> tuple[Any, Any]:
         """The structures of (args, kwargs) and of the results, with the arrays of the compiled
         program as their leaves. A `Partial` over a mesh axis of size 1 is a leaf there: the program
         has no dim for its one part."""
-        ins = [
-            self._node(self.inputs.get(i), leaf, None)
-            for i, leaf in enumerate(self.signature.leaves)
-        ]
+        ins = [self._node(leaf, None) for leaf in self.signature.leaves]
         outs = [
-            self._node(self.outputs.get(o), leaf, self.program.output_sum(o))
+            self._node(leaf, self.program.output_sum(o))
             for o, leaf in enumerate(self.returned.leaves)
         ]
         return (
-            jax.tree.structure(jax.tree.unflatten(self.signature.tree, ins)),
-            jax.tree.structure(jax.tree.unflatten(self.returned.tree, outs)),
+            jax.tree.structure(self.signature.tree.unflatten(with_padded(self.inputs, ins))),
+            jax.tree.structure(self.returned.tree.unflatten(with_padded(self.outputs, outs))),
         )
 
-    def _node(self, padded: Padded | None, leaf: Leaf, reduce_dtype: str | None) -> Any:
-        """What stands in the structure of a call for an argument or result."""
-        if padded is not None:
-            return with_parts(padded, 0)
+    def _node(self, leaf: Leaf, reduce_dtype: str | None) -> Any:
+        """What stands in the structure of a call for an argument or result that is not padded."""
         t, sizes = leaf.partial, _part_sizes(leaf.partial, self.mesh) if leaf.partial else (1,)
         if 1 in sizes:
             return 0
         return Partial.tree_unflatten((t, reduce_dtype, (*sizes, *leaf.aval.shape)), (0,))
+
+
+def with_padded(held: Mapping[int, Padded], leaves: Sequence[Any]) -> list[Any]:
+    """The leaves of arguments or results, such as arrays or shardings; in the positions of what is
+    held padded, a `Padded` of them, which is a node of the structure."""
+    return [with_parts(held[i], x) if i in held else x for i, x in enumerate(leaves)]
 
 
 def plain(tree: Any) -> Any:

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh
 from sbp import _jax
 from sbp.api.call import CallReader, CallSignature, quick_key, refuse_taken
 from sbp.api.emit import emit
-from sbp.api.holding import Holding
+from sbp.api.holding import Holding, with_padded
 from sbp.api.tracing import Traced, Tracer, traced_call
 from sbp.errors import (
     Diagnostic,
@@ -136,13 +136,15 @@ class Plan:
         """`NamedSharding`s of the positional arguments on the user's mesh, in their structure, with
         their kinds of memory. Arrays with these shardings are not moved when the plan runs. What is
         held as `sbp.Padded` is a `Padded` here, too, with the sharding of its parts."""
-        return self.holding.arguments_like(self.holding.users_shardings)[0]
+        shardings = with_padded(self.holding.inputs, self.holding.users_shardings)
+        return self._signature.like(shardings)[0]
 
     @property
     def out_shardings(self) -> Any:
         """`NamedSharding`s of what the function returns, on the user's mesh, as in
         `in_shardings`."""
-        return self.results.like(self.holding.results_like(self._executable.out_shardings))
+        shardings = with_padded(self.holding.outputs, self._executable.out_shardings)
+        return self.results.like(shardings)
 
     @public
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -215,7 +217,8 @@ class Plan:
         static = self._reader.options.parameters.static.positions(len(args), "static_argnums")
         self._signature.check_structure(signature)
         refuse_taken(leaves, signature.names, ())
-        held = iter(jax.tree.unflatten(signature.tree, self.holding.placed(leaves))[0])
+        placed = [self.holding.placed(x, i) for i, x in enumerate(leaves)]
+        held = iter(jax.tree.unflatten(signature.tree, placed)[0])
         return tuple(x if i in static else next(held) for i, x in enumerate(args))
 
     def lower(self) -> Any:
