@@ -214,27 +214,32 @@ def check_parts(model: ModelConfig, train: TrainConfig, sharding: Sharding) -> N
     Raises:
       SbpError: `unknown-option`, with all that does not fit.
     """
-    pipeline, faults = sharding.pipeline, []
-    if model.groups % train.accumulate:
-        faults.append(f"accumulate is {train.accumulate}; it must divide the {model.groups} groups")
-    elif pipeline and model.groups // train.accumulate % pipeline.microbatches:
-        faults.append(
-            f"pipeline_microbatches is {pipeline.microbatches}; it must divide the"
-            f" {model.groups // train.accumulate} groups of a microbatch"
-        )
-    for side in ("encoder", "decoder"):
-        pairs = getattr(model, f"{side}_layers") // model.moe_every
-        if pipeline and pairs % pipeline.stages:
-            faults.append(
-                f"the mesh axis pipeline has {pipeline.stages} devices; it must divide the {pairs}"
-                f" layer pairs of the {side}"
+    pipeline = sharding.pipeline or Pipeline(1, 1, sbp.Layout())  # one divides everything
+    sides = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
+    pairs = {side: layers // model.moe_every for side, layers in sides.items()}
+    rows, rest = divmod(model.groups, train.accumulate)
+    checks: list[tuple[str, object]] = [
+        (f"accumulate is {train.accumulate}; it must divide the {model.groups} groups", rest),
+        (
+            f"pipeline_microbatches is {pipeline.microbatches}; it must divide the {rows} groups of"
+            " a microbatch",
+            not rest and rows % pipeline.microbatches,
+        ),
+        *(
+            (
+                f"the mesh axis pipeline has {pipeline.stages} devices; it must divide the {count}"
+                f" layer pairs of the {side}",
+                count % pipeline.stages,
             )
-    if pipeline and model.experts and model.dispatch != "einsum":
-        faults.append(
+            for side, count in pairs.items()
+        ),
+        (
             f'dispatch is "{model.dispatch}"; in a pipeline, or with pipeline_microbatches, it must'
-            ' be "einsum"'
-        )
-    if faults:
+            ' be "einsum"',
+            sharding.pipeline and model.experts and model.dispatch != "einsum",
+        ),
+    ]
+    if faults := [text for text, wrong in checks if wrong]:
         raise SbpError("; ".join(faults), code="unknown-option")
 
 
