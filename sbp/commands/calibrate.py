@@ -73,12 +73,15 @@ def calibrate(argv: Sequence[str]) -> int:
     """Runs `sbp calibrate`; returns the exit status."""
     given = calibrate_parser().parse_args(argv)
     file = Path(given.output)
-    if file.suffix != ".toml":
-        raise SbpError(f"the name of the file must end in .toml, got {file}", code="unknown-option")
-    if os.path.exists(file) and not given.force:
-        raise SbpError(f"{file} exists; pass --force to replace it", code="unknown-option")
-    if os.path.isdir(file) or not os.path.isdir(file.absolute().parent):
-        raise SbpError(f"cannot write {file}: not a file in a folder", code="unknown-option")
+    checks = {
+        f"the name of the file must end in .toml, got {file}": file.suffix != ".toml",
+        f"{file} exists; pass --force to replace it": os.path.exists(file) and not given.force,
+        f"cannot write {file}: not a file in a folder": (
+            os.path.isdir(file) or not os.path.isdir(file.absolute().parent)
+        ),
+    }
+    if wrong := [text for text, is_wrong in checks.items() if is_wrong]:
+        raise SbpError(wrong[0], code="unknown-option")
     if given.devices:
         simulate_devices(given.devices)
     axes = mesh_axes(given.mesh) if given.mesh else {"devices": len(jax.devices())}

@@ -398,15 +398,19 @@ def show_program(given: argparse.Namespace) -> int:
     """
     written = Path(getattr(given, "output", "x") or "x")
     exists = any(map(os.path.exists, (written, written.with_suffix(".npz"))))
-    if given.command == "emit" and exists and not given.force:
-        raise UsageError(f"{given.output} exists; name another file, or replace it with --force")
     views = [f"--{v}" for v in ("json", "html", "short", "source") if getattr(given, v, None)]
-    if len(views) > 1 and views != ["--html", "--short"]:
-        raise UsageError(
-            f"{' and '.join(views)} print one report in several ways; give one of them"
-        )
-    if "" in (getattr(given, "html", None), getattr(given, "output", None)):
-        raise UsageError("--html and -o need the name of a file")
+    files = getattr(given, "html", None), getattr(given, "output", None)
+    checks = {
+        f"{files[1]} exists; name another file, or replace it with --force": (
+            given.command == "emit" and exists and not given.force
+        ),
+        f"{' and '.join(views)} print one report in several ways; give one of them": (
+            len(views) > 1 and views != ["--html", "--short"]
+        ),
+        "--html and -o need the name of a file": "" in files,
+    }
+    if wrong := [text for text, is_wrong in checks.items() if is_wrong]:
+        raise UsageError(wrong[0])
     try:
         report = _check(given)
     except UserCodeError as error:
