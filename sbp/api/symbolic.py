@@ -28,7 +28,7 @@ from sbp.errors import (
     bytes_text,
     noting,
 )
-from sbp.explain.change import DiagnosisLimits, help_with_price, labels_at
+from sbp.explain.change import DiagnosisLimits, applicable, help_with_price, labels_at
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program
@@ -417,15 +417,18 @@ def _report_of_sizes(reader: CallReader, signature: CallSignature) -> SizedRepor
         plan = call.plan()
     found, report = call.decide(plan.program.typing, plan.results), plan.report()
     limited = (*_limit_error(found, report, call), *_traced_otherwise(call))
-    options = reader.options
-    limits = {"memory limit": options.memory_limit is not None, "budgets": options.budgets}
     return SizedReport(
         program=report.program,
         diagnostics=(*limited, *_undecided_warning(found), *report.diagnostics),
         title=report.title,
         output_names=report.output_names,
         sizes=found,
-        limits=tuple(name for name, given in limits.items() if given),
+        limits=applicable(
+            {
+                "memory limit": reader.options.memory_limit is not None,
+                "budgets": reader.options.budgets,
+            }
+        ),
     )
 
 
@@ -436,9 +439,11 @@ def _limit_error(found: Decided, report: Report, call: SizedCall) -> Iterator[Di
         return
     at = point_text(found.counterexample)
     labels = [*labels_at((c.span for c in found.limits), "not for all sizes")[:4]]
-    notes = [f"this does not hold for {at}: {c.text}" for c in found.limits[:3]]
-    if len(found.limits) > 3:
-        notes.append(f"{len(found.limits) - 3} more conditions do not hold for all sizes")
+    more = len(found.limits) - 3
+    notes = [
+        *(f"this does not hold for {at}: {c.text}" for c in found.limits[:3]),
+        *applicable({f"{more} more conditions do not hold for all sizes": more > 0}),
+    ]
     there = _there(replace(call, point=found.counterexample))
     helps: tuple[Help, ...] = ()
     if found.terms and found.status == "some" and report.program is not None:
@@ -513,12 +518,14 @@ def _traced_otherwise(call: SizedCall) -> Iterator[Diagnostic]:
 def _undecided_warning(found: Decided) -> Iterator[Diagnostic]:
     """The warning for claims that are not decided for all sizes."""
     reasons, more = [why for _, why in found.undecided], len(found.undecided) - 3
-    unnamed = [f"{more} more conditions are not proved"] if more > 0 else []
     if reasons:
         yield Diagnostic(
             code="sizes-unproved",
             severity="warning",
             title=f"the typing is not proved for all sizes where {found.holds}",
             labels=labels_at((c.span for c, _ in found.undecided), "not proved for all sizes")[:4],
-            notes=(*reasons[:3], *unnamed),
+            notes=(
+                *reasons[:3],
+                *applicable({f"{more} more conditions are not proved": more > 0}),
+            ),
         )
