@@ -49,36 +49,24 @@ Numbers = int | Sequence[int] | None
 Names = str | Iterable[str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentChoice:
-    """Arguments of a function, chosen by number or by name.
+def argument_positions(numbers: Sequence[int], count: int, option: str) -> frozenset[int]:
+    """The positions in a call of arguments that are chosen by number.
 
     Arguments:
-      numbers: positions. Negative ones count from the last argument of a call.
-      names: names of arguments that are passed by name.
+      numbers: positions. Negative ones count from the last argument of the call.
+      count: the number of positional arguments of the call.
+      option: where the numbers come from, for errors.
+
+    Raises:
+      SbpError: `bad-argument` for a negative number below `-count`.
     """
-
-    numbers: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
-
-    def positions(self, count: int, option: str) -> frozenset[int]:
-        """The positions in a call.
-
-        Arguments:
-          count: the number of positional arguments of the call.
-          option: where the numbers come from, for errors.
-
-        Raises:
-          SbpError: `bad-argument` for a negative number below `-count`.
-        """
-        for number in self.numbers:
-            if number < -count:
-                raise refused(
-                    f"{option} has {number}, but the call has"
-                    f" {counted(count, 'positional argument')}",
-                    ValueError,
-                )
-        return frozenset(n % count if n < 0 else n for n in self.numbers)
+    for number in numbers:
+        if number < -count:
+            raise refused(
+                f"{option} has {number}, but the call has {counted(count, 'positional argument')}",
+                ValueError,
+            )
+    return frozenset(n % count if n < 0 else n for n in numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +75,14 @@ class Parameters:
 
     Arguments:
       names: names of its positional parameters; empty where Python has no signature of it.
-      static: its static arguments.
-      donated: its donated arguments.
+      static: its static arguments, by number and by name. Negative numbers count from the last
+        argument of a call.
+      donated: its donated arguments, likewise.
     """
 
     names: tuple[str, ...]
-    static: ArgumentChoice
-    donated: ArgumentChoice
+    static: tuple[tuple[int, ...], tuple[str, ...]]
+    donated: tuple[tuple[int, ...], tuple[str, ...]]
 
     @classmethod
     def of(
@@ -141,7 +130,7 @@ class Parameters:
             raise refused(
                 kinds if isinstance(error, TypeError) else sentence(error), error
             ) from error
-        return cls(names=names, static=ArgumentChoice(*read[0]), donated=ArgumentChoice(*read[1]))
+        return cls(names=names, static=read[0], donated=read[1])
 
 
 def sentence(error: Exception) -> str:
@@ -500,10 +489,10 @@ class CallReader:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[dict[int, Any], dict[str, Any]]:
         """The static arguments, by position and by name."""
-        static = self.options.parameters.static
-        numbers = static.positions(len(args), "static_argnums")
+        given, names = self.options.parameters.static
+        numbers = argument_positions(given, len(args), "static_argnums")
         statics = {i: args[i] for i in sorted(numbers) if i < len(args)}
-        static_kwargs = {k: v for k, v in kwargs.items() if k in static.names}
+        static_kwargs = {k: v for k, v in kwargs.items() if k in names}
         named = {self._argument_name(i): value for i, value in statics.items()} | static_kwargs
         for name, value in named.items():
             try:
@@ -523,9 +512,9 @@ class CallReader:
           positions: the positions of the positional arguments that are not static.
           count: the number of positional arguments.
         """
-        donated, key = self.options.parameters.donated, jax.tree_util.SequenceKey
-        numbers = donated.positions(count, "donate_argnums")
-        named = {(key(1), jax.tree_util.DictKey(name)) for name in donated.names}
+        (given, names), key = self.options.parameters.donated, jax.tree_util.SequenceKey
+        numbers = argument_positions(given, count, "donate_argnums")
+        named = {(key(1), jax.tree_util.DictKey(name)) for name in names}
         return {(key(0), key(i)) for i, p in enumerate(positions) if p in numbers} | named
 
     def _argument_name(self, position: int) -> str:

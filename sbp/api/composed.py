@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from sbp import _jax
 from sbp.api.boundary import Leaves
-from sbp.api.call import ArgumentChoice, CallReader, CallSignature, JitOptions, Parameters
+from sbp.api.call import CallReader, CallSignature, JitOptions, Parameters
 from sbp.api.plan import Plan
 from sbp.api.tracing import traced_results
 from sbp.errors import SbpError
@@ -162,9 +162,7 @@ class _Derivative:
             in_option="in_types",
             out_option="out_types",
             plan=None,
-            parameters=Parameters(
-                names=tuple(arguments), static=ArgumentChoice(), donated=ArgumentChoice(donated)
-            ),
+            parameters=Parameters(names=tuple(arguments), static=((), ()), donated=(donated, ())),
         )
         name = f"{self._reader.name}_{name}"
         named = _jax.named_function(lambda *args: fn(*args), name, arguments)

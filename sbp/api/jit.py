@@ -228,8 +228,8 @@ class Jitted:
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """The first stage: the program as a graph, and the request that its plan is made from. It
         has the attributes of a `jax.stages.Traced`, too."""
-        static = self.options.parameters.static
-        jitted = jax.jit(self, static_argnums=static.numbers, static_argnames=static.names)
+        numbers, names = self.options.parameters.static
+        jitted = jax.jit(self, static_argnums=numbers, static_argnames=names)
         staged = functools.partial(jitted.trace, *args, **kwargs)
         return replace(traced_call(*self._read(args, kwargs)), staged=staged)
 

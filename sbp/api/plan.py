@@ -14,7 +14,13 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from sbp import _jax
-from sbp.api.call import CallReader, CallSignature, quick_key, refuse_taken
+from sbp.api.call import (
+    CallReader,
+    CallSignature,
+    argument_positions,
+    quick_key,
+    refuse_taken,
+)
 from sbp.api.emit import emit
 from sbp.api.holding import Holding, with_padded
 from sbp.api.tracing import Traced, Tracer, traced_call
@@ -214,7 +220,8 @@ class Plan:
         """
         self._refuse_abstract_mesh()
         signature, leaves = self._read(args, {})
-        static = self._reader.options.parameters.static.positions(len(args), "static_argnums")
+        given = self._reader.options.parameters.static[0]
+        static = argument_positions(given, len(args), "static_argnums")
         self._signature.check_structure(signature)
         refuse_taken(leaves, signature.names, ())
         placed = [self.holding.placed(x, i) for i, x in enumerate(leaves)]
@@ -423,7 +430,7 @@ class Plan:
         if path is not None and not str(path).endswith(".py"):
             raise refused(f"the name of the file must end in .py, got {path!r}", ValueError)
         parameters = self._reader.options.parameters
-        static = parameters.static.positions(len(parameters.names), "static_argnums")
+        static = argument_positions(parameters.static[0], len(parameters.names), "static_argnums")
         ins, outs = self._signature.tree, self.results.tree
         count = len(ins.children()[0].children())
         names = [n for i, n in enumerate(parameters.names) if i not in static]
