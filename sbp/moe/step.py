@@ -94,8 +94,6 @@ def adafactor(
       min_dim_to_factor: smallest dim for which statistics are factored.
     """
     moments = optax.scale_by_factored_rms(min_dim_size_to_factor=min_dim_to_factor)
-    clip = optax.clip_by_block_rms(1.0)
-    by_param_rms = optax.scale_by_param_block_rms(1e-3)
     # The count is one for all, everything else has a row per stacked weight.
     none: Any = None
     zero: Any = 0  # the state holds vmap axes here in place of arrays
@@ -112,16 +110,18 @@ def adafactor(
 
     def update(grads: Tree, state: AdafactorState, params: Tree) -> tuple[Tree, AdafactorState]:
         rate = schedule(state.updates)
+        scaled = optax.chain(
+            optax.clip_by_block_rms(1.0),
+            optax.stateless(lambda u, _: jax.tree.map(lambda u: u * -rate.astype(u.dtype), u)),
+            optax.scale_by_param_block_rms(1e-3),
+        )
 
         def one(
             depth: int, g: jax.Array, row: jax.Array, col: jax.Array, v: jax.Array, w: jax.Array
         ) -> Any:
             def single(g: Any, s: Any, w: jax.Array) -> tuple[Any, Any]:
                 u, s = moments.update(g, s, w)
-                u, _ = clip.update(u, clip.init(w))
-                u = jax.tree.map(lambda u: u * -rate.astype(u.dtype), u)
-                u, _ = by_param_rms.update(u, by_param_rms.init(w), w)
-                return u, s
+                return scaled.update(u, scaled.init(w), w)[0], s
 
             fn = _map(single, depth, (0, axes, 0), (0, axes))
             return fn(g, optax.FactoredState(count=state.updates, v_row=row, v_col=col, v=v), w)
