@@ -214,10 +214,8 @@ class ModelConfig:
     rounding: str = "nearest"
 
     def __post_init__(self) -> None:
-        faults = out_of_bounds(self, MODEL_BOUNDS) + unknown_choices(self, MODEL_CHOICES)
-        if not faults:
-            faults = _senseless(self)
-        if faults:
+        alone = out_of_bounds(self, MODEL_BOUNDS) + unknown_choices(self, MODEL_CHOICES)
+        if faults := alone or _senseless(self):
             raise SbpError("; ".join(faults), code="unknown-option")
 
     @property
