@@ -160,11 +160,8 @@ def round_at_random(key: jax.Array, values: Tree, like: Tree) -> Tree:
         rounded = jnp.where(jnp.isfinite(raised), raised, cut)
         return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)
 
-    leaves, tree = jax.tree.flatten(values)
-    others = jax.tree.leaves(like)
-    return tree.unflatten(
-        [one(i, x, old) for i, (x, old) in enumerate(zip(leaves, others, strict=True))]
-    )
+    tree = jax.tree.structure(values)
+    return jax.tree.map(one, tree.unflatten(range(tree.num_leaves)), values, like)
 
 
 def _map(fn: Callable[..., Any], depth: int, in_axes: Any, out_axes: Any) -> Any:
