@@ -43,13 +43,12 @@ def from_first(make: Callable[[], T]) -> T:
         try:
             content = pickle.dumps((make(), None))
         except SbpError as error:
-            content = pickle.dumps((None, (error.title, error.code, error.details)))
+            content = pickle.dumps((None, error))
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
     sent = np.frombuffer(content.ljust(size, b"\0"), np.uint8)
     got: tuple[T, Any] = pickle.loads(multihost_utils.broadcast_one_to_all(sent).tobytes())
     if got[1] is not None:
-        title, code, details = got[1]
-        raise SbpError(title, code=code, details=details)
+        raise got[1]
     return got[0]
 
 
