@@ -160,9 +160,6 @@ def _by_structure(ins: Any, expressions: Sequence[str]) -> dict[Any, str]:
     return dict(reversed([*zip(arguments, expressions, strict=True)]))
 
 
-_CONTAINERS = (tuple, list, dict, type(None))
-
-
 def _result(tree: Any, numbers: Iterator[int], nodes: Mapping[Any, str]) -> str:
     """An expression of a pytree of the results. One with nodes of other classes than Python's has
     the structure of an argument; if none has it, the leaves of such a node are a tuple."""
@@ -190,6 +187,6 @@ def _is_written(tree: Any) -> bool:
     """Whether the outermost node of a pytree can be written: it is of a class of Python's, and of a
     dict all keys can be written."""
     kind, keys = tree.node_data() or (type(None), ())
-    return kind in _CONTAINERS and (
+    return kind in (tuple, list, dict, type(None)) and (
         kind is not dict or all(type(key) in (str, int, bool) for key in keys)
     )

@@ -59,9 +59,6 @@ COMMANDS: Mapping[str, str] = {
 }
 """All commands, each with its line of help."""
 
-SHELLS = ("bash", "zsh", "fish")
-"""Shells that scripts are made for."""
-
 _PROGRAM: Mapping[str, Mapping[str, Any]] = {
     "target": {
         "metavar": "TARGET",
@@ -133,7 +130,7 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
         "--json": {"action": "store_true", "help": "print JSON"},
     },
-    "completion": {"shell": {"choices": SHELLS}},
+    "completion": {"shell": {"choices": ("bash", "zsh", "fish")}},
 }
 """The options of a command; those of a training run are in its own `--help`."""
 
@@ -197,7 +194,7 @@ def completion_script(shell: str, parents: Mapping[str, Sequence[argparse.Argume
     """The script of a shell.
 
     Arguments:
-      shell: one of `SHELLS`.
+      shell: its name, one of the choices of `sbp completion`.
       parents: by command, parsers whose options it takes too.
     """
     hidden = {"help": None, "metavar": None}  # they are too long for a shell
@@ -540,14 +537,7 @@ def _check(given: argparse.Namespace) -> Report | str:
     return _run(lambda: jitted.check(*args, **kwargs), "")
 
 
-_MORE_DEVICES = " If it needs more devices: --devices N"
-_SHARDED = (
-    " --args gives no shardings, which Explicit axes need. Name a function without arguments that"
-    " returns (function, arguments), these as jax.ShapeDtypeStruct with sharding="
-)
-
-
-def _run(action: Callable[[], Any], hint: str = _MORE_DEVICES) -> Any:
+def _run(action: Callable[[], Any], hint: str = " If it needs more devices: --devices N") -> Any:
     """What an action returns that runs the user's code, whose prints go to stderr: stdout has the
     report.
 
@@ -562,7 +552,11 @@ def _run(action: Callable[[], Any], hint: str = _MORE_DEVICES) -> Any:
         raise
     except (Exception, SystemExit) as error:  # any exception may come from the user's code
         if "in_specs passed to shard_map" in str(error):
-            hint = _SHARDED
+            hint = (
+                " --args gives no shardings, which Explicit axes need. Name a function without"
+                " arguments that returns (function, arguments), these as jax.ShapeDtypeStruct with"
+                " sharding="
+            )
         raise UserCodeError("" if isinstance(error, SyntaxError) else hint) from error
 
 
