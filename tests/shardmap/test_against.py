@@ -139,9 +139,9 @@ def plain(w, x):
     return w - 0.1 * jax.grad(loss)(w, x)
 
 
-def mapped(body):
-    ins = Spec(), Spec("data")
-    return jax.shard_map(body, mesh=MESH, in_specs=ins, out_specs=Spec(), check_vma=False)
+mapped = lambda body: jax.shard_map(
+    body, mesh=MESH, in_specs=(Spec(), Spec("data")), out_specs=Spec(), check_vma=False
+)
 
 
 def accumulated(count):

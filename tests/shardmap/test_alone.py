@@ -15,7 +15,7 @@ import sbp
 from sbp.handwritten import emulation
 from sbp.handwritten.compared import DIFFERS
 from tests.shardmap.programs.collection import RIGHT, programs
-from tests.shardmap.programs.kinds import N_MODEL, mapped, mesh
+from tests.shardmap.programs.kinds import N_MODEL, mapped, mesh, report_of
 
 ROWS = PS("model")
 X = np.asarray(np.random.default_rng(0).standard_normal((16, 8)), np.float32)
@@ -252,15 +252,9 @@ def test_integers_that_are_not_given_may_be_out_of_their_range():
     assert not run.wrong
 
 
-def report_of(body, ins, *args):
-    region = jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=PS(), check_vma=False)
-    return sbp.check_shard_map(region, *args, mesh=mesh())
-
-
 def test_the_report_says_which_numbers_count_devices():
-    report = report_of(
-        lambda x: lax.psum(x.mean() / 4, "model"), PS("model"), jnp.arange(16, dtype=jnp.float32)
-    )
+    body = lambda x: lax.psum(x.mean() / 4, "model")
+    report = report_of(body, PS("model"), PS(), jnp.arange(16, dtype=jnp.float32))
     assert report.ok and "if `4` counts devices" in report.text(300)
 
 
@@ -278,7 +272,7 @@ SQUARES = jnp.arange(16, dtype=jnp.float32)
 )
 def test_an_exponent_counts_no_devices(body, is_right):
     """The number of devices may be written down beside the same number as an exponent."""
-    found = report_of(body, (PS(), PS("data")), jnp.float32(3), SQUARES)
+    found = report_of(body, (PS(), PS("data")), PS(), jnp.float32(3), SQUARES)
     assert found.ok is is_right
     assert not is_right or not found.diagnostics
 
@@ -286,14 +280,14 @@ def test_an_exponent_counts_no_devices(body, is_right):
 def test_results_of_zeros_are_said_to_hide_faults():
     hits = lambda x, labels: (x.argmax(-1) == labels).mean()
     never = jnp.full(16, -1)
-    report = report_of(hits, (PS("data"), PS("data")), jnp.ones((16, 4)), never)
+    report = report_of(hits, (PS("data"), PS("data")), PS(), jnp.ones((16, 4)), never)
     assert "result 0: zero in both runs, which hides faults" in report.text(300)
 
 
 def test_a_result_of_zeros_with_a_number_as_an_argument():
     body = lambda x, count: (x * 0).sum() * count
     shapes = jax.ShapeDtypeStruct((16,), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
-    assert not report_of(body, (PS(), PS()), *shapes).diagnostics
+    assert not report_of(body, (PS(), PS()), PS(), *shapes).diagnostics
 
 
 def test_masks_that_keep_little_are_not_empty():
@@ -302,7 +296,7 @@ def test_masks_that_keep_little_are_not_empty():
         return w - 1e-3 * jax.grad(lambda w: ((kept @ w) ** 2).mean())(w)
 
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 2), (16, 4))]
-    report = report_of(body, (PS(), PS("data"), PS()), *shapes, jax.random.key(0))
+    report = report_of(body, (PS(), PS("data"), PS()), PS(), *shapes, jax.random.key(0))
     assert [d.code for d in report.diagnostics] == ["missing-reduction"]
 
 

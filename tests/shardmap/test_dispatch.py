@@ -2,25 +2,24 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as PS
 
 import sbp
+from tests.shardmap.programs.kinds import draw, report_of as report_over
 
 N = 4
 MESH = sbp.make_mesh((N,), ("ep",))
 EXPERTS, WIDTH = 8, 16
 
 
-def normal(seed, *shape):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-X = normal(0, 32, WIDTH)
-PARAMS = {"router": normal(1, WIDTH, EXPERTS), "experts": normal(2, EXPERTS, WIDTH, WIDTH)}
-SPECS = {"router": PS(), "experts": PS("ep")}
+X = draw(32, WIDTH)
+PARAMS = {
+    "router": draw(WIDTH, EXPERTS, seed=1),
+    "experts": draw(EXPERTS, WIDTH, WIDTH, seed=2),
+}
+SPECS = {"router": PS(), "experts": PS("ep")}, PS("ep")
 exchanged = lambda x, a, b: lax.all_to_all(x, "ep", a, b, tiled=True)
 
 
@@ -55,10 +54,7 @@ def trained(reduced, capacity=32):
     return body, PS()
 
 
-def report_of(body, outs, *args, ins=None):
-    ins = (SPECS, PS("ep")) if ins is None else ins
-    region = jax.shard_map(body, mesh=MESH, in_specs=ins, out_specs=outs, check_vma=False)
-    return sbp.check_shard_map(region, *args, mesh=MESH)
+report_of = lambda body, outs, *args, ins=SPECS: report_over(body, ins, outs, *args, over=MESH)
 
 
 mean = lambda g: lax.pmean(g, "ep")
@@ -94,7 +90,7 @@ def test_a_layer_that_drops_tokens_may_be_meant_to(of):
     assert found.ok and "may drop those over its capacity" in found.text()
 
 
-LOGITS = normal(3, 8, 32)
+LOGITS = draw(8, 32, seed=3)
 
 
 def greedy(logits, *, offset=False):
@@ -150,7 +146,7 @@ def test_a_gradient_of_which_each_device_takes_its_own_rows():
         g = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(whole)
         return lax.dynamic_slice_in_dim(g, lax.axis_index("ep") * w.shape[0], w.shape[0])
 
-    w = normal(4, WIDTH, WIDTH)
+    w = draw(WIDTH, WIDTH, seed=4)
     (found,) = report_of(body, PS("ep"), w, X, ins=PS("ep")).diagnostics
     assert found.code == "missing-reduction" and "takes one block" in found.title
     assert 'with lax.pmean(.., "ep")' in found.helps[0].text
@@ -162,7 +158,7 @@ def test_a_shard_of_a_gradient_that_is_divided_twice_is_too_small():
         g = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(whole)
         return lax.psum_scatter(g, "ep", tiled=True) / lax.axis_size("ep") / lax.axis_size("ep")
 
-    (found,) = report_of(body, PS("ep"), normal(4, WIDTH, WIDTH), X, ins=PS("ep")).diagnostics
+    (found,) = report_of(body, PS("ep"), draw(WIDTH, WIDTH, seed=4), X, ins=PS("ep")).diagnostics
     assert f"is {N} times too small" in found.title
 
 

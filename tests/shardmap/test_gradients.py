@@ -16,12 +16,13 @@ from jax.sharding import PartitionSpec as PS
 
 import sbp
 from tests.shardmap.programs.faulty import PROGRAMS
-from tests.shardmap.programs.kinds import is_right, mesh
+from tests.shardmap.programs.kinds import draw, is_right, mesh, report_of
 from tests.shardmap.programs.right import enter, leave
 from tests.shardmap.programs.wrong.layers import W1, W2, X
 from tests.shardmap.programs.wrong.training import W, Y
 
 REDUCE = {"none": lambda x, a: x, "psum": lax.psum, "pmean": lax.pmean}
+SAMPLES, BOTH = (PS(), PS("data"), PS("data")), PS(("data", "model"))
 TENSOR = (PS(None, "model"), PS("model"), PS("data"))
 LOSS = {"mean": lambda e: (e**2).mean(), "sum": lambda e: (e**2).sum()}
 
@@ -45,7 +46,7 @@ def test_data_parallel(loss, before, after, vma):
         return REDUCE[after](g, "data")
 
     reference = jax.grad(lambda w, x, y: LOSS[loss](x @ w - y))
-    check_verdict(body, (PS(), PS("data"), PS("data")), PS(), vma, (W, X, Y), reference)
+    check_verdict(body, SAMPLES, PS(), vma, (W, X, Y), reference)
 
 
 @pytest.mark.parametrize(
@@ -119,11 +120,8 @@ def test_a_missing_mean_before_an_optimizer_is_one_error(name):
         updates, state = optimizer.update(gradient, state, w)
         return optax.apply_updates(w, updates), state
 
-    split = PS(("data", "model"))
-    ins, outs = (PS(), PS(), split, split), (PS(), PS())
-    region = jax.shard_map(step, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=False)
-    report = sbp.check_shard_map(region, W, optimizer.init(W), X, Y, mesh=mesh())
-    (found,) = report.diagnostics
+    ins, outs = (PS(), PS(), BOTH, BOTH), (PS(), PS())
+    (found,) = report_of(step, ins, outs, W, optimizer.init(W), X, Y).diagnostics
     assert [h.text for h in found.helps] == [
         f"reduce `gradient`, which line {step.__code__.co_firstlineno + 1} sets, with"
         ' lax.pmean(.., ("data", "model"))'
@@ -132,10 +130,7 @@ def test_a_missing_mean_before_an_optimizer_is_one_error(name):
 
 def check_over_both_axes(body, outs, *, vma=False):
     """The only finding in a region whose samples both mesh axes split."""
-    split = PS(("data", "model"))
-    ins = (PS(), split, split)
-    region = jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=vma)
-    (found,) = sbp.check_shard_map(region, W, X, Y, mesh=mesh()).diagnostics
+    (found,) = report_of(body, (PS(), BOTH, BOTH), outs, W, X, Y, vma=vma).diagnostics
     return found
 
 
@@ -183,10 +178,8 @@ def test_a_gather_over_both_axes_is_not_at_fault():
         value, gradient = jax.value_and_grad(loss)(w)
         return value, w - gradient / 8
 
-    split, (w, x, y) = PS(both), (jax.random.normal(jax.random.key(n), (8, 8)) for n in range(3))
-    outs = (PS(), split)
-    region = jax.shard_map(body, mesh=mesh(), in_specs=split, out_specs=outs, check_vma=False)
-    (found,) = sbp.check_shard_map(region, w, x, y, mesh=mesh()).diagnostics
+    args = (jax.random.normal(jax.random.key(n), (8, 8)) for n in range(3))
+    (found,) = report_of(body, BOTH, (PS(), BOTH), *args).diagnostics
     assert (found.code, found.title[-20:]) == ("missing-reduction", "on mesh axis `model`")
 
 
@@ -205,11 +198,7 @@ def test_a_gradient_and_a_metric_that_are_not_reduced_are_two_errors():
     def body(w, x, y):
         return jax.grad(lambda w: LOSS["mean"](x @ w - y))(w), x.sum()
 
-    rows = PS("data")
-    step = jax.shard_map(
-        body, mesh=mesh(), in_specs=(PS(), rows, rows), out_specs=PS(), check_vma=False
-    )
-    found = sbp.check_shard_map(step, W, X, Y, mesh=mesh()).diagnostics
+    found = report_of(body, SAMPLES, PS(), W, X, Y).diagnostics
     assert [d.code for d in found] == 2 * ["missing-reduction"]
     assert {d.primary.text for d in found if d.primary} == {
         "P(sum) from here on",
@@ -239,13 +228,9 @@ def test_gradients_with_one_cause_are_one_error():
         gradients = jax.grad(loss)(layers, x, y)
         return jax.tree.map(lambda w, g: w - 0.1 * g, layers, gradients)
 
-    rows = PS("data")
-    step = jax.shard_map(
-        update, mesh=mesh(), in_specs=(PS(), rows, rows), out_specs=PS(), check_vma=False
-    )
-    x = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+    x = draw(16, 8)
     layers = [(x[:8] + n, x[8]) for n in range(3)]
-    (d,) = sbp.check_shard_map(step, layers, x, 2 * x, mesh=mesh()).diagnostics
+    (d,) = report_of(update, SAMPLES, PS(), layers, x, 2 * x).diagnostics
     # `x @ w` and `x @ w + b` are on one line and share a label.
     assert d.code == "missing-reduction" and [label.primary for label in d.labels] == [True]
     assert d.notes[-1].startswith("the help also mends this: the gradient of `x @ w + b` is left")
@@ -270,9 +255,8 @@ def test_a_tensor_parallel_layer_whose_gradient_is_not_summed(columns):
             check_vma=False,
         )
 
-    normal = lambda *shape: np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    ws = {"up": [normal(8, 16) / k for k in range(2, 2 + columns)], "down": normal(16, 8)}
-    x = normal(16, 8)
+    ws = {"up": [draw(8, 16) / k for k in range(2, 2 + columns)], "down": draw(16, 8)}
+    x = draw(16, 8)
     assert sbp.check_shard_map(stepped(enter), ws, x, mesh=mesh()).ok
     (d,) = sbp.check_shard_map(stepped(lambda h: h), ws, x, mesh=mesh()).diagnostics
     assert d.helps[0].clears_all_errors
@@ -292,8 +276,7 @@ def test_a_sum_whose_gradient_is_summed_again():
             jax.grad(loss), mesh=mesh(), in_specs=(specs, PS()), out_specs=specs, check_vma=False
         )
 
-    normal = lambda *shape: np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    ws, x = {"up": normal(8, 16), "down": normal(16, 8)}, normal(16, 8)
+    ws, x = {"up": draw(8, 16), "down": draw(16, 8)}, draw(16, 8)
     assert sbp.check_shard_map(stepped(leave), ws, x, mesh=mesh()).ok
     doubled = stepped(lambda y: lax.psum(y, "model"))
     (d,) = sbp.check_shard_map(doubled, ws, x, mesh=mesh()).diagnostics
@@ -324,8 +307,7 @@ def test_tensor_parallel_layers_in_a_scan(entering, leaving, title):
             jax.grad(loss), mesh=mesh(), in_specs=(specs, PS()), out_specs=specs, check_vma=False
         )
 
-    normal = lambda *shape: np.random.default_rng(0).normal(size=shape).astype(np.float32) / 4
-    ws, x = (normal(8, 8), (normal(3, 8, 16), normal(3, 16, 8))), normal(16, 8)
+    ws, x = (draw(8, 8) / 4, (draw(3, 8, 16) / 4, draw(3, 16, 8) / 4)), draw(16, 8) / 4
     assert sbp.check_shard_map(stepped(enter, leave), ws, x, mesh=mesh()).ok
     (d,) = sbp.check_shard_map(stepped(entering, leaving), ws, x, mesh=mesh()).diagnostics
     assert title in d.title and d.helps[0].clears_all_errors

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as PS
 
 import sbp
 from tests.shardmap.practice.case import devices, floats
+from tests.shardmap.programs.kinds import report_of
 
 N = 8
 MESH = devices({"d": N})
@@ -118,9 +119,8 @@ PROGRAMS: dict[str, tuple[Any, Any, Any, tuple[Any, ...], str]] = {
 @pytest.mark.parametrize("name", list(PROGRAMS))
 def test_the_verdict_is_that_of_the_values(name, given):
     body, ins, outs, args, code = PROGRAMS[name]
-    region = jax.shard_map(body, mesh=MESH, in_specs=ins, out_specs=outs, check_vma=False)
     shapes = args if given else [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
-    found = sbp.check_shard_map(region, *shapes, mesh=MESH).diagnostics
+    found = report_of(body, ins, outs, *shapes, over=MESH).diagnostics
     assert [d.code for d in found] == [code] * bool(code)
 
 
@@ -131,8 +131,7 @@ def test_signs_are_no_least_value():
         m = jax.grad(squares)(w, x, y)
         return w - 0.1 * m / (jnp.abs(m) + 1e-3)
 
-    region = jax.shard_map(body, mesh=MESH, in_specs=STEP, out_specs=WHOLE, check_vma=False)
-    (found,) = sbp.check_shard_map(region, W, X, Y, mesh=MESH).diagnostics
+    (found,) = report_of(body, STEP, WHOLE, W, X, Y, over=MESH).diagnostics
     assert found.severity == "error"
     assert not any("pmin" in h.text or "pmax" in h.text for h in found.helps)
 
@@ -151,9 +150,8 @@ def test_small_updates_count(rate, scaled):
             sizes = lambda g: jnp.sqrt(g * g) + 1e-8 if scaled else 1.0
             return [u - rate * (g / sizes(g)) for u, g in zip((w, v), grads, strict=True)]
 
-        specs = (WHOLE, *STEP)
-        region = jax.shard_map(step, mesh=MESH, in_specs=specs, out_specs=WHOLE, check_vma=False)
-        return [d.code for d in sbp.check_shard_map(region, W, W, X, Y, mesh=MESH).diagnostics]
+        found = report_of(step, (WHOLE, *STEP), WHOLE, W, W, X, Y, over=MESH).diagnostics
+        return [d.code for d in found]
 
     assert codes(lambda g: lax.pmean(g, "d")) == []
     assert codes(lambda g: g) == ["missing-reduction"]
@@ -175,8 +173,7 @@ def test_a_result_that_differs_between_devices_is_an_error(refuses):
         assert not (refuses and x.shape[0] > 2), "two rows, please"
         return unrolled(x)
 
-    region = jax.shard_map(body, mesh=MESH, in_specs=ROWS, out_specs=WHOLE, check_vma=False)
-    report = sbp.check_shard_map(region, X, mesh=MESH)
+    report = report_of(body, ROWS, WHOLE, X, over=MESH)
     errors = [d for d in report.diagnostics if d.severity == "error"]
     assert [d.code for d in errors] == ["wrong-placement" if refuses else "missing-reduction"]
     assert ("differs between the devices" in errors[0].title) == refuses
@@ -191,10 +188,9 @@ def test_a_finding_does_not_hide_an_axis_that_is_not_checked():
         assert lax.axis_size("b") > 1, "four devices, please"
         return lax.psum(x.mean(), "a")
 
-    region = jax.shard_map(
-        body, mesh=mesh, in_specs=PS("a"), out_specs=WHOLE, axis_names={"a", "b"}, check_vma=False
-    )
-    said = sbp.check_shard_map(region, *floats((4, 3)), mesh=mesh).diagnostics
+    said = report_of(
+        body, PS("a"), WHOLE, *floats((4, 3)), over=mesh, axis_names={"a", "b"}
+    ).diagnostics
     assert {d.code for d in said} == {"wrong-reduction", "not-analysed"}
     assert any("`b`" in d.title and "four devices" in d.title for d in said)
 
@@ -209,10 +205,7 @@ def test_a_pipeline_that_runs_on_one_device_only_stage_by_stage():
             out = lax.ppermute(jnp.tanh(out @ w), "d", RING)
         return lax.psum(jnp.where(lax.axis_index("d") == 0, out, 0.0), "d") * 2.0
 
-    region = jax.shard_map(
-        body, mesh=MESH, in_specs=(ROWS, WHOLE), out_specs=WHOLE, check_vma=False
-    )
-    said = sbp.check_shard_map(region, *floats((N, 4, 4), (6, 4)), mesh=MESH).diagnostics
+    said = report_of(body, (ROWS, WHOLE), WHOLE, *floats((N, 4, 4), (6, 4)), over=MESH).diagnostics
     assert said and all(d.code in ("differs-on-one-device", "not-analysed") for d in said)
 
 
@@ -221,8 +214,7 @@ def test_a_check_prints_nothing_and_acts_on_nothing(capfd):
         jax.debug.print("seen {}", x.sum())
         return lax.pmean(x.mean(), "d")
 
-    region = jax.shard_map(body, mesh=MESH, in_specs=ROWS, out_specs=WHOLE, check_vma=False)
-    assert sbp.check_shard_map(region, X, mesh=MESH).diagnostics == ()
+    assert report_of(body, ROWS, WHOLE, X, over=MESH).diagnostics == ()
     jax.effects_barrier()
     assert "seen" not in capfd.readouterr().out
     acted = []
@@ -231,8 +223,7 @@ def test_a_check_prints_nothing_and_acts_on_nothing(capfd):
         jax.experimental.io_callback(lambda v: acted.append(v), None, x.sum())
         return lax.pmean(x.mean(), "d")
 
-    region = jax.shard_map(counts, mesh=MESH, in_specs=ROWS, out_specs=WHOLE, check_vma=False)
-    assert sbp.check_shard_map(region, X, mesh=MESH).diagnostics == ()
+    assert report_of(counts, ROWS, WHOLE, X, over=MESH).diagnostics == ()
     assert not acted
 
 

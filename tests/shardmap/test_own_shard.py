@@ -8,10 +8,9 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as PS
 
-import sbp
 from sbp.handwritten.compared import DIFFERS
 from tests.shardmap.practice.case import devices
-from tests.shardmap.programs.kinds import mapped, mesh
+from tests.shardmap.programs.kinds import mapped, report_of
 from tests.shardmap.programs.wrong.subtle import (
     NOT_TOLD,
     SQUARE as NUMBERS,
@@ -35,8 +34,7 @@ SUMMED, MISSING = [("wrong-reduction", "error")], [("missing-reduction", "error"
 
 
 def verdict(body, ins, outs, *args) -> list[tuple[str, str]]:
-    program = jax.shard_map(body, mesh=MESH, in_specs=ins, out_specs=outs, check_vma=False)
-    found = sbp.check_shard_map(program, *args, mesh=MESH).diagnostics
+    found = report_of(body, ins, outs, *args, over=MESH).diagnostics
     return [(d.code, d.severity) for d in found if d.severity != "note"]
 
 
@@ -182,9 +180,7 @@ def test_what_does_not_belong_to_a_shard_is_found(name):
 
 @pytest.mark.parametrize("name", ["positions", "mask"])
 def test_the_error_says_where_the_own_shard_begins(name):
-    body = LOCAL[name]
-    program = jax.shard_map(body, mesh=MESH, in_specs=SPLIT, out_specs=SPLIT, check_vma=False)
-    (found,) = sbp.check_shard_map(program, SQUARE, mesh=MESH).diagnostics
+    (found,) = report_of(LOCAL[name], SPLIT, SPLIT, SQUARE, over=MESH).diagnostics
     assert found.primary is not None
     assert 'begins at lax.axis_index("data") times its length' in found.primary.text
 
@@ -240,14 +236,12 @@ SAME_DRAWS = ("random",)
 """Programs in which only the numbers that devices draw differ; the runs draw a constant."""
 
 
-def program(body, ins, outs):
-    return mapped(body, ins, outs)(False)
+program = lambda body, ins, outs: mapped(body, ins, outs)(False)
 
 
 def said(body, ins, outs, *args):
     """Codes and severities of what is said of a program."""
-    report = sbp.check_shard_map(program(body, ins, outs), *args, mesh=mesh())
-    return [(d.code, d.severity) for d in report.diagnostics]
+    return [(d.code, d.severity) for d in report_of(body, ins, outs, *args).diagnostics]
 
 
 @pytest.mark.parametrize("name", list(NOT_TOLD))

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import sbp
 from tests.same import printed_under_all_hash_seeds
-from tests.shardmap.programs.kinds import mesh
+from tests.shardmap.programs.kinds import mesh, report_of
 from tests.shardmap.programs.wrong.products import MATMUL, ROWS, U, V
 
 MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -121,9 +121,8 @@ def test_a_number_that_is_the_size_of_another_axis_may_not_be_that_of_this_one()
         g = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
         return lax.psum(g, ("data", "model")) / lax.axis_size("model")
 
-    specs = PartitionSpec(), PartitionSpec(("data", "model"))
-    program = region(step, specs, PartitionSpec())
-    (found,) = sbp.check_shard_map(program, W, X, mesh=MESH).diagnostics
+    ins = PartitionSpec(), PartitionSpec(("data", "model"))
+    (found,) = report_of(step, ins, WHOLE, W, X, over=MESH).diagnostics
     assert (found.code, found.severity) == ("wrong-reduction", "error")
 
 
@@ -221,8 +220,8 @@ def several(x, w, b):
 
 
 def test_several_faults_in_source_order():
-    f = region(several, (*MATMUL, PartitionSpec()), (ROWS,) * 4)
-    report = sbp.check_shard_map(f, X, W, jax.ShapeDtypeStruct((24,), jnp.float32), mesh=MESH)
+    args = (X, W, jax.ShapeDtypeStruct((24,), jnp.float32))
+    report = report_of(several, (*MATMUL, WHOLE), (ROWS,) * 4, *args, over=MESH)
     assert codes(report) == [
         "wrong-reduction",
         "misplaced-reduction",
@@ -238,12 +237,8 @@ def test_a_collective_with_keywords_loses_one_of_its_axes():
     def body(x, w):
         return lax.psum(x=lax.psum(x @ w, "model"), axis_name=("data", "model"))
 
-    report = sbp.check_shard_map(
-        region(body, (PartitionSpec(None, over := MESH.axis_names), PartitionSpec(over)), WHOLE),
-        X,
-        W,
-        mesh=MESH,
-    )
+    ins = PartitionSpec(None, MESH.axis_names), PartitionSpec(MESH.axis_names)
+    report = report_of(body, ins, WHOLE, X, W, over=MESH)
     assert [repr(h.edits).count("replacement='\"data\"'") for h in report.diagnostics[0].helps] == [
         1
     ]
@@ -264,12 +259,8 @@ def test_regions_in_loops_and_several_regions():
 
 
 def test_what_is_not_analysed_is_said():
-    groups = region(
-        lambda x: lax.psum(x.sum(), "model", axis_index_groups=[[0, 1], [2, 3]]),
-        PartitionSpec(None, "model"),
-        PartitionSpec(),
-    )
-    report = sbp.check_shard_map(groups, X, mesh=MESH)
+    groups = lambda x: lax.psum(x.sum(), "model", axis_index_groups=[[0, 1], [2, 3]])
+    report = report_of(groups, PartitionSpec(None, "model"), WHOLE, X, over=MESH)
     assert report.ok
     assert [(d.code, d.severity) for d in report.diagnostics] == [
         ("not-analysed", "warning"),
@@ -277,12 +268,8 @@ def test_what_is_not_analysed_is_said():
     ]
     assert "groups of an axis" in report.diagnostics[0].title
 
-    inner = region(
-        lambda x: jax.pure_callback(lambda v: v, X, lax.axis_index("model") * x),
-        PartitionSpec(),
-        PartitionSpec("model"),
-    )
-    assert sbp.check_shard_map(inner, X, mesh=MESH).ok
+    inner = lambda x: jax.pure_callback(lambda v: v, X, lax.axis_index("model") * x)
+    assert report_of(inner, WHOLE, PartitionSpec("model"), X, over=MESH).ok
 
 
 def test_the_report_shows_itself():
@@ -310,7 +297,7 @@ SPLIT = PartitionSpec("model")
 
 
 def covered(body: Any, ins: Any = SPLIT, outs: Any = WHOLE):
-    report = sbp.check_shard_map(region(body, ins, outs, mesh()), X, mesh=mesh())
+    report = report_of(body, ins, outs, X)
     assert report.coverage is not None
     return report, report.coverage
 
@@ -358,13 +345,9 @@ def test_the_report_in_html_has_the_same():
 
 
 def test_a_sum_over_the_wrong_axis_before_a_bias_has_one_finding():
-    wrong = region(
-        lambda x, w, b: lax.psum(x @ w, "data") + b,
-        ins=(*MATMUL, PartitionSpec()),
-        outs=PartitionSpec("data"),
-    )
-    report = sbp.check_shard_map(wrong, X, W, jnp.ones(24), mesh=MESH)
-    (found,) = report.diagnostics
+    wrong = lambda x, w, b: lax.psum(x @ w, "data") + b
+    args = (X, W, jnp.ones(24))
+    (found,) = report_of(wrong, (*MATMUL, WHOLE), BATCH, *args, over=MESH).diagnostics
     assert found.code == "missing-reduction"
     assert found.helps[0].text.startswith('write "model" in place of "data"')
     assert found.helps[0].clears_all_errors
@@ -375,8 +358,8 @@ def test_the_gradient_of_a_gather_is_not_called_a_reduction_of_the_user():
         loss = lambda w: jnp.mean((x @ lax.all_gather(w, "data", axis=0, tiled=True)) ** 2)
         return w - 0.1 * jax.grad(loss)(w)
 
-    fsdp = region(step, (PartitionSpec("data"), PartitionSpec("data")), PartitionSpec("data"))
-    (found,) = sbp.check_shard_map(fsdp, W, jnp.ones((16, 32)), mesh=MESH).diagnostics
+    args = (W, jnp.ones((16, 32)))
+    (found,) = report_of(step, (BATCH, BATCH), BATCH, *args, over=MESH).diagnostics
     assert found.primary is not None
     assert 'divide the loss, or the gradient, by lax.axis_size("data")' in found.primary.text
 
@@ -395,9 +378,7 @@ def test_one_slip_that_reaches_every_leaf_is_one_error():
         loss = lambda p: jnp.mean(jnp.tanh(x @ p["w"] + p["b"]) ** 2)
         return jax.tree.map(lambda g: lax.psum(g, "data"), jax.grad(loss)(p))
 
+    args = {"w": jnp.asarray(V) / 9, "b": jnp.ones(24)}, jnp.asarray(U)
     # With check_vma=True, JAX has summed the gradients before.
-    ins = (PartitionSpec(), PartitionSpec("data"))
-    doubled = jax.shard_map(step, mesh=MESH, in_specs=ins, out_specs=PartitionSpec())
-    p = {"w": jnp.asarray(V) / 9, "b": jnp.ones(24)}
-    (found,) = sbp.check_shard_map(doubled, p, jnp.asarray(U), mesh=MESH).diagnostics
+    (found,) = report_of(step, (WHOLE, BATCH), WHOLE, *args, over=MESH, vma=True).diagnostics
     assert any(note.startswith("the same fault: the gradient of") for note in found.notes)

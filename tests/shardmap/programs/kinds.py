@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from sbp import make_mesh
+import sbp
 
 N_DATA, N_MODEL = 2, 4
 
 
-mesh = lambda: make_mesh((N_DATA, N_MODEL), ("data", "model"))
+mesh = lambda: sbp.make_mesh((N_DATA, N_MODEL), ("data", "model"))
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,13 @@ class Program:
 
 def mapped(body, ins, outs):
     return lambda vma: jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=vma)
+
+
+def report_of(body, ins, outs, *args, over=None, vma=False, **options):
+    """What sbp says of a region with these specs and arguments, on `mesh()` or another mesh."""
+    over = mesh() if over is None else over
+    region = jax.shard_map(body, mesh=over, in_specs=ins, out_specs=outs, check_vma=vma, **options)
+    return sbp.check_shard_map(region, *args, mesh=over)
 
 
 def outer_grad(body, ins, outs, argnums):
