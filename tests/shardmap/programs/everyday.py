@@ -9,7 +9,7 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec as PS
 
-from tests.shardmap.programs.kinds import N_DATA, Program, draw, mapped
+from tests.shardmap.programs.kinds import N_DATA, Program, draw, mapped, valued_step
 from tests.shardmap.programs.wrong.counts import (
     FLOW as OVERFLOWN,
     OTHER,
@@ -283,9 +283,7 @@ def two_losses_step(w, x, other):
     return lax.pmean(value, "data"), w - 0.1 * lax.pmean(g, "data")
 
 
-def two_losses_reference(w, x, other):
-    value, g = jax.value_and_grad(two_losses)(w, x, other)
-    return value, w - 0.1 * g
+two_losses_reference = valued_step(two_losses)
 
 
 def one_loss_averaged(w, x, other):

@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as PS
 
-from tests.shardmap.programs.kinds import Faulty, draw
+from tests.shardmap.programs.kinds import Faulty, draw, valued_step
 
 X, Y, W, BIAS = (
     draw(16, 32, seed=1),
@@ -30,14 +30,7 @@ loss_of_tree = lambda p, x, y: ((jnp.tanh(x @ p["w"]) + p["b"] - y) ** 2).mean()
 update = lambda p, g: jax.tree.map(lambda p, g: p - 0.1 * g, p, g)
 
 
-def step(w, x, y):
-    value, g = jax.value_and_grad(loss)(w, x, y)
-    return value, w - 0.1 * g
-
-
-def step_of_tree(p, x, y):
-    value, g = jax.value_and_grad(loss_of_tree)(p, x, y)
-    return value, update(p, g)
+step, step_of_tree = valued_step(loss), valued_step(loss_of_tree)
 
 
 def gradient_left(w, x, y):
@@ -106,22 +99,12 @@ def penalty_counted_twice(w, x, y):
     return lax.psum(value, "data"), w - 0.1 * lax.psum(g, "data")
 
 
-def penalised_step(w, x, y):
-    value, g = jax.value_and_grad(penalised)(w, x, y)
-    return value, w - 0.1 * g
-
-
 def masked_by_shard(w, x, y, m):
     def of(w):
         return (((x @ w - y) ** 2).mean(-1) * m).sum() / m.sum()
 
     value, g = jax.value_and_grad(of)(w)
     return lax.pmean(value, "data"), w - 0.1 * lax.pmean(g, "data")
-
-
-def masked_step(w, x, y, m):
-    value, g = jax.value_and_grad(lambda w: (((x @ w - y) ** 2).mean(-1) * m).sum() / m.sum())(w)
-    return value, w - 0.1 * g
 
 
 def tensor_parallel(x, w1, w2):
@@ -193,11 +176,11 @@ GRADIENTS = {
         gradient_squared, lambda w, x, y: jax.grad(loss)(w, x, y) ** 2, (W, X, Y), STEP, PS()
     ),
     "penalty_counted_twice": Faulty(
-        penalty_counted_twice, penalised_step, (W, X, Y), STEP, PS(), helped=False
+        penalty_counted_twice, valued_step(penalised), (W, X, Y), STEP, PS(), helped=False
     ),
     "masked_by_shard": Faulty(
         masked_by_shard,
-        masked_step,
+        valued_step(lambda w, x, y, m: (((x @ w - y) ** 2).mean(-1) * m).sum() / m.sum()),
         (W, X, Y, np.asarray(np.arange(16) < 11, np.float32)),
         (*STEP, PS("data")),
         PS(),

@@ -129,6 +129,16 @@ def outer_grad(body, ins, outs, argnums):
     return lambda vma: jax.value_and_grad(mapped(body, ins, outs)(vma), argnums)
 
 
+def valued_step(loss):
+    """The value of a loss of weights and samples, and a step against its gradient."""
+
+    def step(weights, *samples):
+        value, gradients = jax.value_and_grad(loss)(weights, *samples)
+        return value, jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+
+    return step
+
+
 def is_right(fn, args, want, rtol=2e-3, atol=2e-4):
     """Whether each device has its part of a result."""
 

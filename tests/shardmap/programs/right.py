@@ -8,7 +8,15 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as PS
 
-from tests.shardmap.programs.kinds import N_DATA, N_MODEL, Program, draw, mapped, outer_grad
+from tests.shardmap.programs.kinds import (
+    N_DATA,
+    N_MODEL,
+    Program,
+    draw,
+    mapped,
+    outer_grad,
+    valued_step,
+)
 from tests.shardmap.programs.rings import (
     MICRO,
     STAGES,
@@ -449,9 +457,7 @@ EXPERTS = {
 STEP = (PS(), PS("data"), PS("data"))
 
 
-def step_reference(w, x, y):
-    value, g = jax.value_and_grad(squared)(w, x, y)
-    return value, w - 0.1 * g
+step_reference = valued_step(squared)
 
 
 def step_averaged(w, x, y):
