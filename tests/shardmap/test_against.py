@@ -163,8 +163,11 @@ def test_a_plain_function_says_what_a_number_counts():
     one, if the eight counts devices."""
     assert sbp.check_shard_map(accumulated(8), *SHAPES, mesh=MESH).ok
     (found,) = sbp.check_shard_map(accumulated(8), *SHAPES, mesh=MESH, against=plain).diagnostics
-    assert found.code == "differs-on-one-device" and found.severity == "error"
-    assert found.title == "result 0 is not as in `plain`"
+    assert (found.code, found.severity, found.title) == (
+        "differs-on-one-device",
+        "error",
+        "result 0 is not as in `plain`",
+    )
     texts = [label.text for label in found.labels]
     assert texts[0] == "64 times a value of `plain`" and "8 times a value of `plain`" in texts
     right = sbp.check_shard_map(accumulated(64), *SHAPES, mesh=MESH, against=plain)
