@@ -241,9 +241,8 @@ def test_nodes_that_check_their_leaves(in_types, mesh):
     want = plain(node, tree)
     assert jax.tree.leaves(ours.eval_shape(node, tree))[0].shape == (8, 2)
     plan = ours.plan(node, tree)
-    assert set(plan.in_types[0][0]) == {"left", "right"}
-    assert set(plan.out_shardings["n"]) == {"left", "right"}
-    assert set(plan.in_shardings[0]) == {"left", "right"}
+    nodes = plan.in_types[0][0], plan.out_shardings["n"], plan.in_shardings[0]
+    assert [set(node) for node in nodes] == [{"left", "right"}] * 3
     got = ours(node, tree)
     assert isinstance(got["n"], Strict)
     assert_same_results(jax.tree.leaves(want), jax.tree.leaves(got))
@@ -357,8 +356,11 @@ COMPILED = {
 def test_what_lower_compiles_is_called_as_the_function(name, mesh):
     fn, args, kwargs, options = COMPILED[name]
     want, got = (j.lower(*args, **kwargs) for j in both(fn, mesh, **options))
-    assert (want.in_tree, want.out_tree) == (got.in_tree, got.out_tree)
-    assert want.donate_argnums == got.donate_argnums
+    assert (want.in_tree, want.out_tree, want.donate_argnums) == (
+        got.in_tree,
+        got.out_tree,
+        got.donate_argnums,
+    )
     dynamic = args[:1] if "static_argnums" in options else args
     for lowered in (want, got):
         with pytest.raises(TypeError):
@@ -642,8 +644,7 @@ def test_a_policy_for_another_axis_has_its_line(mesh):
             return x + 1
 
     (found,) = sbp.jit(program, mesh).check(X).diagnostics
-    assert found.code == "unknown-axis" and found.primary
-    assert found.primary.span.file == __file__
+    assert found.primary and (found.code, found.primary.span.file) == ("unknown-axis", __file__)
 
 
 def test_a_region_that_jit_does_not_check_is_noted(mesh):
