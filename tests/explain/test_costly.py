@@ -131,8 +131,7 @@ def test_a_pin_that_is_asked_what_it_asks_gives_no_help():
 def test_what_stays_costly_is_no_help(monkeypatch):
     request, site = sites()
     without = best_program(drop_pins(request, site))
-    assert without is not None
-    assert [*following(request, site, without)]
+    assert without is not None and [*following(request, site, without)]
     monkeypatch.setattr("sbp.explain.relaxations.DEARER", 1e12)
     assert not [*following(request, site, without)]
 

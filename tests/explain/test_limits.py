@@ -256,13 +256,12 @@ def test_the_pin_without_which_a_plan_fits_is_freed(fn, options, said):
     asked: dict[str, Any] = {**options, "memory_limit": 4.5e6}
     (found,) = helped(fn, GRID, (LARGE, LARGE), **asked)
     assert found.code == "memory-limit"
-    *first, dropped = [h.text for h in found.helps[:-1]]
+    pin, dropped, limit = [h.text for h in found.helps]
     assert dropped == said.format(line=annotated.__code__.co_firstlineno + 1)
-    assert [t[:4] for t in first] == ["pin "]
     pinned = [label.text for label in found.labels if not label.primary]
     assert pinned == (["w * 2 is pinned x:B y:B"] if fn is annotated else [])
     assert 0 < (found.helps[0].peak_memory_bytes or 0) <= 4.5e6
-    assert found.helps[-1].text.startswith("memory_limit=")
+    assert pin.startswith("pin ") and limit.startswith("memory_limit=")
 
 
 def step(params, x, y):
@@ -328,8 +327,10 @@ def test_the_error_says_the_floor_and_what_fills_it():
 
 def test_values_that_fill_nothing_are_counted_only():
     (found,) = sbp.jit(annotated, GRID, memory_limit=1e5).check(LARGE, LARGE).diagnostics
-    assert found.notes[-2] == "2 more values: 8.0 B per device in all"
-    assert found.notes[-1] == "a smaller plan may exist: sbp does not try every plan"
+    assert found.notes[-2:] == (
+        "2 more values: 8.0 B per device in all",
+        "a smaller plan may exist: sbp does not try every plan",
+    )
     assert not any("4.0 B" in label.text for label in found.labels)
 
 
@@ -343,6 +344,5 @@ def test_what_helps_leave_out_is_said():
     args = shape(2048, 8), shape(8, 2048), shape(1024, 1024)
     options: dict[str, Any] = {"in_types": ("x:S(1)", None, "B"), "memory_limit": 24e6}
     (found,) = sbp.jit(program, GRID, **options).check(*args).diagnostics
-    assert len(found.helps) == 3
-    assert "not shown: 1 more change that fixes this error" in found.notes
-    assert "not tried: 1 more change" in found.notes
+    left = {"not shown: 1 more change that fixes this error", "not tried: 1 more change"}
+    assert len(found.helps) == 3 and left <= {*found.notes}
