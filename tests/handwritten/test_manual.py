@@ -310,8 +310,7 @@ def refused(fn: Any, mesh: Any, *args: Any) -> Any:
     with pytest.raises(sbp.SbpTypeError) as caught:
         sbp.jit(fn, mesh).plan(*args)
     (found,) = caught.value.diagnostics
-    assert found.code == "manual-types" and found.primary is not None
-    assert found.primary.span.file == __file__
+    assert found.primary and (found.code, found.primary.span.file) == ("manual-types", __file__)
     return found
 
 
@@ -451,8 +450,10 @@ gated_alone = lambda x: x
 def test_types_by_position_are_an_option():
     (found,) = checked("entries", source('("data:S(0)", columns, None, rows)', "")).found
     (edit,) = found.helps[0].edits
-    assert isinstance(edit, OptionEdit) and edit.function == "sbp.manual"
-    assert edit.value == ("data:S(0)", "model:S(1)", "model:S(1)", "model:S(0)")
+    assert isinstance(edit, OptionEdit) and (edit.function, edit.value) == (
+        "sbp.manual",
+        ("data:S(0)", "model:S(1)", "model:S(1)", "model:S(0)"),
+    )
 
 
 def test_the_error_is_of_the_kind_that_the_body_raises():

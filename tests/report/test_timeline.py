@@ -367,8 +367,7 @@ def test_what_is_alive_is_what_the_peak_has(memory_plans, name):
 def test_arguments_are_counted_by_hand(memory_plans):
     for name, parts in (("tensor", 4), ("gathered", 8)):
         for moment in LiveBytes(memory_plans[name].program).moments:
-            assert moment.bytes["weights"] == STATE / parts
-            assert moment.bytes["optimiser"] == STATE / parts
+            assert moment.bytes["weights"] == moment.bytes["optimiser"] == STATE / parts
             assert moment.bytes["other arguments"] == TOKENS / 2 * D * 4
 
 
@@ -393,8 +392,10 @@ def test_gathered_weights_are_copies(memory_plans):
 def test_the_limit_is_a_line_where_it_is_near(memory_plans):
     far, near = memory_plans["tensor"], updated(memory_limit=2**31)
     (far_svg,), (near_svg,) = (plan.report().memory().svg() for plan in (far, near))
-    assert re.findall("<title>(limit[^<]*)", far_svg) == []
-    assert re.findall("<title>(limit[^<]*)", near_svg) == ["limit 2.0 GiB"]
+    assert [re.findall("<title>(limit[^<]*)", svg) for svg in (far_svg, near_svg)] == [
+        [],
+        ["limit 2.0 GiB"],
+    ]
     assert "limit 16.0 GiB, above" in far_svg and "limit 2.0 GiB, above" not in near_svg
     share = near.cost.peak_memory_bytes / (2**31)
     assert f"{share:.1%} of memory_limit, 2.0 GiB" in words(near.report().memory())
@@ -453,8 +454,10 @@ def test_tensors_of_layers_are_one_row():
     ).plan(weights, shape(TOKENS, D))
     held = [(one, n) for one, n in LiveBytes(plan.program).held if one.kind == "weights"]
     assert {one.name for one, _ in held} == {"weights[*][0]", "weights[*][1]"}
-    assert sum(n for _, n in held) == 2 * LAYERS
-    assert sum(n * one.bytes_per_device for one, n in held) == STATE / 4
+    assert (sum(n for _, n in held), sum(n * one.bytes_per_device for one, n in held)) == (
+        2 * LAYERS,
+        STATE / 4,
+    )
     text = plan.report().text()
     assert "25 inputs" in text and f"weights[*][1] ({LAYERS}) (donated)" in text
 
