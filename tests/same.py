@@ -1,4 +1,5 @@
-"""Compares trees of arrays, and a call of `sbp.jit` with the same call of `jax.jit`."""
+"""Compares trees of arrays, and a call of `sbp.jit` with the same call of `jax.jit`; errors that a
+call raises."""
 
 import functools
 import os
@@ -9,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import sbp
 
@@ -40,6 +42,15 @@ def assert_same_results(want, got, rtol=1e-5, atol=1e-5) -> None:
             np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
         else:
             np.testing.assert_array_equal(a, b)
+
+
+def refused(said: str | None, call, *args, kind=Exception, **kwargs) -> sbp.SbpError:
+    """The error of sbp that a call raises. Its text matches, and it is of the kind that JAX's error
+    of the same call has."""
+    with pytest.raises(sbp.SbpError, match=said) as caught:
+        call(*args, **kwargs)
+    assert isinstance(caught.value, kind)
+    return caught.value
 
 
 def outcome(call) -> str:
