@@ -23,6 +23,7 @@ from sbp.report.parts import NAMESPACE, png_of
 from sbp.report.timeline import Schedule, causes
 from sbp.report.wording import bytes_text
 from tests.cases import descent, shape
+from tests.same import refused
 
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 
@@ -111,10 +112,8 @@ def test_a_picture_as_png_has_its_shapes_and_its_words(plan, monkeypatch):
     without = matplotlib.image.imread(io.BytesIO(png_of(re.sub(r"<text.*?</text>", "", svg), 1)))
     assert (pixels[..., :3] < 0.4).sum() > (without[..., :3] < 0.4).sum() + 1000
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(sbp.SbpError, match=r"install the extra: pip install 'sbp-jax\[png\]'"):
-        shown.png()
-    with pytest.raises(sbp.SbpError, match="a number from"):
-        shown.png(scale=-1)
+    refused(r"install the extra: pip install 'sbp-jax\[png\]'", shown.png)
+    refused("a number from", shown.png, scale=-1)
 
 
 def test_very_many_lines_fold_into_functions():
@@ -131,10 +130,8 @@ def test_very_many_lines_fold_into_functions():
 
 
 def test_what_cannot_be_drawn_is_refused(plan):
-    with pytest.raises(sbp.SbpError, match=r"has no axis 'modle'; did you mean \"model\""):
-        plan.report().picture(axis="modle")
-    with pytest.raises(sbp.SbpError, match="line"):
-        plan.report().picture(by="lines")
+    refused(r"has no axis 'modle'; did you mean \"model\"", plan.report().picture, axis="modle")
+    refused("line", plan.report().picture, by="lines")
 
 
 def test_branches_of_a_conditional_are_all_shown_and_that_is_said():
@@ -379,8 +376,7 @@ def test_a_plan_that_sends_nothing_says_so():
 
 def test_only_a_report_stands_beside_another(scoped_plan):
     for other in (scoped_plan, type("Unshown", (), {"__repr__": None})()):
-        with pytest.raises(sbp.SbpError, match="`other` must be a Report, or None, got"):
-            scoped_plan.report().bytes(other)
+        refused("`other` must be a Report, or None, got", scoped_plan.report().bytes, other)
 
 
 # ---- the annotated source -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import sbp
-from tests.same import printed_under_all_hash_seeds
+from tests.same import printed_under_all_hash_seeds, refused
 from tests.shardmap.programs.kinds import mesh, report_of
 from tests.shardmap.programs.wrong.products import MATMUL, ROWS, U, V
 
@@ -200,8 +200,7 @@ def test_a_region_under_the_mesh_that_is_set():
     ],
 )
 def test_what_it_refuses(fn, args, over, message):
-    with pytest.raises(sbp.SbpError, match=f"^bad-argument: .*{message}"):
-        sbp.check_shard_map(fn, *args, mesh=over)
+    refused(f"^bad-argument: .*{message}", sbp.check_shard_map, fn, *args, mesh=over)
 
 
 def test_errors_of_the_function_pass():
