@@ -124,7 +124,7 @@ def shardmap() -> Facts:
         make = getattr(program, "make", None) or program.program
         for vma in program.vma:
             yield f"{name} {vma}", _checked(make(vma), program.args, mesh())
-    for name, (body, _, ins, outs, args) in NOTED.items():
+    for name, (body, _, ins, outs, args, _) in NOTED.items():
         yield name, _checked(mapped(body, ins, outs)(False), args, mesh())
 
 

@@ -150,40 +150,30 @@ def test_a_block_of_a_partial_value(name):
     assert [verdict(b, PAIR, SPLIT, TARGET, TARGET) for b in bodies] == [MISSING, [], []]
 
 
+PLACED, CROSSED = [("wrong-placement", "error")], [("local-result", "error")]
+ONE_BLOCK = [(DIFFERS, "warning")]
+"""A slice may be meant for one device."""
 LOCAL = {
-    "positions": lambda x: x + jnp.arange(x.shape[0])[:, None],
-    "mask": lambda x: jnp.where(jnp.arange(x.shape[0])[:, None] < 3, x, 0.0),
-    "helper": lambda x: jax.jit(jnp.tril)(x),
-    "one_hot": lambda x: x * jax.nn.one_hot(2, x.shape[0])[:, None],
-    "vmap": lambda x: jax.vmap(lambda i, r: r * i)(jnp.arange(x.shape[0]), x),
-    "block": lambda x: x * lax.all_gather(x, "data", tiled=True)[: x.shape[0]],
-    "block_at": lambda x: (
-        x + lax.dynamic_slice_in_dim(lax.all_gather(x, "data", tiled=True), 0, x.shape[0])
+    "positions": (lambda x: x + jnp.arange(x.shape[0])[:, None], PLACED),
+    "mask": (lambda x: jnp.where(jnp.arange(x.shape[0])[:, None] < 3, x, 0.0), PLACED),
+    "helper": (lambda x: jax.jit(jnp.tril)(x), PLACED),
+    "one_hot": (lambda x: x * jax.nn.one_hot(2, x.shape[0])[:, None], PLACED),
+    "vmap": (lambda x: jax.vmap(lambda i, r: r * i)(jnp.arange(x.shape[0]), x), PLACED),
+    "block": (lambda x: x * lax.all_gather(x, "data", tiled=True)[: x.shape[0]], ONE_BLOCK),
+    "block_at": (
+        lambda x: (
+            x + lax.dynamic_slice_in_dim(lax.all_gather(x, "data", tiled=True), 0, x.shape[0])
+        ),
+        PLACED,
     ),
-    "scaled_block": lambda x: x - 0.1 * lax.all_gather(x, "data", tiled=True)[: x.shape[0]],
-    "crossed": lambda x: x @ jnp.swapaxes(x, 0, 1),
-    "crossed_einsum": lambda x: jnp.einsum("ik,jk->ij", x, x),
-    "crossed_vmap": lambda x: jax.vmap(lambda r: x @ r)(x),
+    "scaled_block": (
+        lambda x: x - 0.1 * lax.all_gather(x, "data", tiled=True)[: x.shape[0]],
+        ONE_BLOCK,
+    ),
+    "crossed": (lambda x: x @ jnp.swapaxes(x, 0, 1), CROSSED),
+    "crossed_einsum": (lambda x: jnp.einsum("ik,jk->ij", x, x), CROSSED),
+    "crossed_vmap": (lambda x: jax.vmap(lambda r: x @ r)(x), CROSSED),
 }
-
-
-@pytest.mark.parametrize("name", list(LOCAL))
-def test_what_does_not_belong_to_a_shard_is_found(name):
-    expected = ("wrong-placement", "error")
-    if name in ("block", "scaled_block"):  # a slice may be meant for one device
-        expected = (DIFFERS, "warning")
-    elif name.startswith("crossed"):
-        expected = ("local-result", "error")
-    assert verdict(LOCAL[name], (SPLIT,), SPLIT, SQUARE) == [expected]
-
-
-@pytest.mark.parametrize("name", ["positions", "mask"])
-def test_the_error_says_where_the_own_shard_begins(name):
-    (found,) = report_of(LOCAL[name], SPLIT, SPLIT, SQUARE, over=MESH).diagnostics
-    assert found.primary is not None
-    assert 'begins at lax.axis_index("data") times its length' in found.primary.text
-
-
 MOVED = {
     "positions": lambda x: x + (me() * x.shape[0] + jnp.arange(x.shape[0]))[:, None],
     "mask": lambda x: jnp.where((me() * len(x) + jnp.arange(len(x)))[:, None] < 3, x, 0.0),
@@ -198,9 +188,20 @@ MOVED = {
 }
 
 
-@pytest.mark.parametrize("name", list(MOVED))
-def test_what_belongs_to_a_shard_is_none(name):
-    assert verdict(MOVED[name], (SPLIT,), SPLIT, SQUARE) == []
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [*LOCAL.values(), *((body, []) for body in MOVED.values())],
+    ids=[*LOCAL, *(f"of the shard: {name}" for name in MOVED)],
+)
+def test_what_does_not_belong_to_a_shard_is_found(body, found):
+    assert verdict(body, (SPLIT,), SPLIT, SQUARE) == found
+
+
+@pytest.mark.parametrize("name", ["positions", "mask"])
+def test_the_error_says_where_the_own_shard_begins(name):
+    (found,) = report_of(LOCAL[name][0], SPLIT, SPLIT, SQUARE, over=MESH).diagnostics
+    assert found.primary is not None
+    assert 'begins at lax.axis_index("data") times its length' in found.primary.text
 
 
 # ---- lookups that are added up ------------------------------------------------------------------
@@ -228,13 +229,6 @@ def test_a_lookup_in_a_shard_is_masked_before_it_is_added_up(name):
 
 # ---- shards used each for itself, or in another order --------------------------------------------
 
-BY_SHARD = ("flattened", "rolled", "turned", "one_row")
-"""Programs whose operations reorder or pick the elements of each shard."""
-
-SAME_DRAWS = ("random",)
-"""Programs in which only the numbers that devices draw differ; the runs draw a constant."""
-
-
 program = lambda body, ins, outs: mapped(body, ins, outs)(False)
 
 
@@ -245,9 +239,8 @@ def said(body, ins, outs, *args):
 
 @pytest.mark.parametrize("name", list(NOT_TOLD))
 def test_an_operation_on_each_shard_alone(name):
-    body, reference, ins, outs = NOT_TOLD[name]
-    code = "local-result" if name in BY_SHARD else "wrong-placement"
-    assert said(body, (ins,), outs, NUMBERS) == [(code, "error")] * (name not in SAME_DRAWS)
+    body, reference, ins, outs, codes = NOT_TOLD[name]
+    assert said(body, (ins,), outs, NUMBERS) == [(code, "error") for code in codes]
     got = np.asarray(jax.jit(program(body, (ins,), outs))(NUMBERS))
     assert not np.allclose(got, np.asarray(jax.jit(reference)(NUMBERS)))
 

@@ -209,10 +209,6 @@ PAIRS = {
 # ---- notes --------------------------------------------------------------------------------------
 
 
-def divided_again(w, x, y):
-    return w - 0.1 * lax.pmean(jax.grad(squared)(w, x, y), "data") / lax.axis_size("data")
-
-
 def kept_share(chosen, gates, capacity):
     place = jnp.cumsum(chosen, 0) * chosen
     return (chosen * (place <= capacity)).mean(0), gates.mean(0)
@@ -234,13 +230,23 @@ def capacity_reference(chosen, gates):
 
 
 NOTED = {
-    "divided_again": (divided_again, sgd, STEP, PS(), (W, X, Y)),
+    "divided_again": (
+        lambda w, x, y: (
+            w - 0.1 * lax.pmean(jax.grad(squared)(w, x, y), "data") / lax.axis_size("data")
+        ),
+        sgd,
+        STEP,
+        PS(),
+        (W, X, Y),
+        "wrong-reduction",
+    ),
     "norms_gathered": (
         lambda x: lax.all_gather(jnp.sqrt((x * x).sum()), "data").sum(),
         lambda x: jnp.sqrt((x * x).sum()),
         (BATCH,),
         PS(),
         (X,),
+        "differs-on-one-device",
     ),
     "merges_gathered": (
         lambda logits: lax.all_gather(jax.nn.logsumexp(logits, -1), "model").sum(0),
@@ -248,6 +254,7 @@ NOTED = {
         (PS("data", "model"),),
         BATCH,
         (draw(16, 32, seed=81),),
+        "differs-on-one-device",
     ),
     "capacity_of_parts": (
         capacity_of_parts,
@@ -255,7 +262,15 @@ NOTED = {
         (BATCH, BATCH),
         PS(),
         (CHOSEN, GATES),
+        "misplaced-reduction",
     ),
-    "capacity_of_sum": (capacity_of_sum, capacity_reference, (BATCH, BATCH), PS(), (CHOSEN, GATES)),
+    "capacity_of_sum": (
+        capacity_of_sum,
+        capacity_reference,
+        (BATCH, BATCH),
+        PS(),
+        (CHOSEN, GATES),
+        "wrong-reduction",
+    ),
 }
-"""Body, plain function, in_specs, out_specs and arguments."""
+"""Body, plain function, in_specs, out_specs, arguments, and the code of what is said."""

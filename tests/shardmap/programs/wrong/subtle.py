@@ -168,22 +168,43 @@ PAIRS = {
 
 SQUARE = draw(16, 16, seed=53)
 NOT_TOLD = {
-    "flattened": (lambda x: x.reshape(-1), lambda x: x.reshape(-1), PS(None, "model"), PS("model")),
+    "flattened": (
+        lambda x: x.reshape(-1),
+        lambda x: x.reshape(-1),
+        PS(None, "model"),
+        PS("model"),
+        ["local-result"],
+    ),
     "positions": (
         lambda x: x + jnp.arange(x.shape[0])[:, None],
         lambda x: x + jnp.arange(x.shape[0])[:, None],
         PS("data"),
         PS("data"),
+        ["wrong-placement"],
     ),
-    "mask": (jnp.tril, jnp.tril, PS("data"), PS("data")),
-    "rolled": (lambda x: jnp.roll(x, 1, 0), lambda x: jnp.roll(x, 1, 0), PS("data"), PS("data")),
-    "turned": (lambda x: x[::-1], lambda x: x[::-1], PS("data"), PS("data")),
-    "one_row": (lambda x: lax.psum(x[0], "data") / N_DATA, lambda x: x[0], PS("data"), PS()),
-    "random": (
+    "mask": (jnp.tril, jnp.tril, PS("data"), PS("data"), ["wrong-placement"]),
+    "rolled": (
+        lambda x: jnp.roll(x, 1, 0),
+        lambda x: jnp.roll(x, 1, 0),
+        PS("data"),
+        PS("data"),
+        ["local-result"],
+    ),
+    "turned": (lambda x: x[::-1], lambda x: x[::-1], PS("data"), PS("data"), ["local-result"]),
+    "one_row": (
+        lambda x: lax.psum(x[0], "data") / N_DATA,
+        lambda x: x[0],
+        PS("data"),
+        PS(),
+        ["local-result"],
+    ),
+    "random": (  # only the numbers that devices draw differ; the runs draw a constant
         lambda x: x * jax.random.normal(jax.random.key(0), x.shape),
         lambda x: x * jax.random.normal(jax.random.key(0), x.shape),
         PS("data"),
         PS("data"),
+        [],
     ),
 }
-"""Programs whose verdict is a note: body, plain function, in_specs, out_specs."""
+"""Programs that use each shard for itself, or reorder it: body, plain function, in_specs,
+out_specs, and the codes of the errors."""
