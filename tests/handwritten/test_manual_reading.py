@@ -29,7 +29,7 @@ from tests.shardmap.programs.collection import (
     RIGHT,
     programs,
 )
-from tests.shardmap.programs.kinds import mesh as mesh_of_pairs
+from tests.shardmap.programs.kinds import mesh as mesh_of_pairs, shapes
 from tests.shardmap.programs.wrong import counts, subtle
 
 PAIRS = {
@@ -80,11 +80,10 @@ def check(make, args) -> None:
       make: makes the program.
       args: its arguments.
     """
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
     with pytest.MonkeyPatch.context() as patch, tracing_for(mesh_spec(mesh_of_pairs())):
         patch.setattr(jax, "shard_map", region)
         program = make()
-        jax.make_jaxpr(lambda *a: program(*a))(*shapes)
+        jax.make_jaxpr(lambda *a: program(*a))(*shapes(args))
 
 
 def refused(make, args) -> sbp.SbpTypeError:
@@ -140,8 +139,7 @@ def test_its_helps_are_those_of_check_shard_map(name: str):
     if name in AGAINST_THE_MESH:
         return
     mesh, program = mesh_of_pairs(), pair.program("wrong", False)
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), pair.args)
-    said = sbp.check_shard_map(program, *shapes, mesh=mesh).diagnostics
+    said = sbp.check_shard_map(program, *shapes(pair.args), mesh=mesh).diagnostics
     (wanted,) = (d for d in said if d.severity == "error")
     (found,) = refused(lambda: pair.program("wrong", False), pair.args).diagnostics
     assert [(h.text, list(h.edits)) for h in found.helps] == [as_manual(h) for h in wanted.helps]
@@ -292,9 +290,7 @@ def test_nor_is_one_that_is_too_large():
 
 
 def test_nor_is_one_whose_collectives_need_devices():
-    def swapped(x):
-        return lax.ppermute(x, ("x", "y"), [(i, (i + 1) % 4) for i in range(4)])
-
+    swapped = lambda x: lax.ppermute(x, ("x", "y"), [(i, (i + 1) % 4) for i in range(4)])
     x = np.arange(16.0, dtype=np.float32)
     found = said(swapped, "x:S(0) y:S(0)", "x:S(0) y:S(0)", devices({"x": 2, "y": 2}), x)
     assert ": sbp cannot run it without devices" in found[1]

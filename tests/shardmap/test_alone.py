@@ -347,32 +347,24 @@ HIDING = {
 }
 
 
-def masked_mean(x, mask):
-    return lax.pmean((x.sum(1) * mask).sum() / mask.sum(), "model")
-
-
-def right_masked_mean(x, mask):
-    return lax.psum((x.sum(1) * mask).sum(), "model") / lax.psum(mask.sum(), "model")
-
-
 @pytest.mark.parametrize("mask", HIDING.values(), ids=list(HIDING))
 def test_a_fault_that_shows_on_reordered_arguments_is_a_warning(mask):
-    wrong = mapped(masked_mean, (ROWS, ROWS), PS())(False)
-    _, report = checked(wrong, X, mask)
+    mean = lambda x, mask: lax.pmean((x.sum(1) * mask).sum() / mask.sum(), "model")
+    _, report = checked(mapped(mean, (ROWS, ROWS), PS())(False), X, mask)
     (found,) = report.diagnostics
     assert report.ok and (found.code, found.severity) == ("misplaced-reduction", "warning")
     assert "the same on your arguments" in found.notes[0]
     assert "the elements of each array in another order" in str(report)
-    right = mapped(right_masked_mean, (ROWS, ROWS), PS())(False)
-    assert not checked(right, X, mask)[1].diagnostics
+    right = lambda x, mask: (
+        lax.psum((x.sum(1) * mask).sum(), "model") / lax.psum(mask.sum(), "model")
+    )
+    assert not checked(mapped(right, (ROWS, ROWS), PS())(False), X, mask)[1].diagnostics
 
 
 def test_sorted_arguments_stay_sorted():
     keys = np.sort(X[:, 0])
-    right = mapped(
-        (lambda keys, x: lax.psum(jnp.searchsorted(keys, x), "model")), (ROWS, PS()), PS()
-    )(False)
-    assert not checked(right, keys, X[:4, 1])[1].diagnostics
+    right = lambda keys, x: lax.psum(jnp.searchsorted(keys, x), "model")
+    assert not checked(mapped(right, (ROWS, PS()), PS())(False), keys, X[:4, 1])[1].diagnostics
 
 
 # ---- loops ---------------------------------------------------------------------------------------

@@ -16,9 +16,8 @@ from sbp.handwritten.one_device import compared_runs
 from sbp.machine.mesh import mesh_spec
 from tests.edits import edited_text, run_source, split_edits
 from tests.shardmap.programs.collection import FAULTY, PAIRED
-from tests.shardmap.programs.kinds import Pair, is_right, mesh
+from tests.shardmap.programs.kinds import Pair, is_right, mesh, shapes
 from tests.shardmap.programs.wrong import products, subtle
-from tests.shardmap.test_wrong import shapes
 
 
 def followed(help_: Help, source: str) -> tuple[str, list[OptionEdit]]:
@@ -48,7 +47,7 @@ def errors(program, check_vma):
     )
     return built, [
         d
-        for d in sbp.check_shard_map(built, *shapes(program), mesh=mesh()).diagnostics
+        for d in sbp.check_shard_map(built, *shapes(program.args), mesh=mesh()).diagnostics
         if d.code != "not-analysed"
     ]
 
@@ -116,8 +115,7 @@ def test_the_helps_of_the_wrong_programs(where, name):
 @pytest.mark.parametrize("name", ["bias_before", "tanh_before", "partial_as_split"])
 def test_repairs_that_are_not_tried_are_said(name):
     pair, spec = products.PAIRS[name], mesh_spec(mesh())
-    args = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in pair.args)
-    fn = pair.program("wrong", False)
+    args, fn = shapes(pair.args), pair.program("wrong", False)
     again = lambda f: trace_program(f, args, mesh())
     compared = compared_runs(again(fn), fn, again, args, spec).compare_all()
     (finding,), _ = find_faults(compared)

@@ -194,10 +194,6 @@ def similarity(x, y):
     return (dot * lax.rsqrt(a * b)).mean()
 
 
-def binary_loss(x, w, y):
-    return lax.pmean(jnp.logaddexp(0.0, -y * lax.psum((x * w).sum(-1), "model")).mean(), "data")
-
-
 PARAMS = {"w": draw(24, 8, seed=71) * 0.3, "b": draw(8, seed=72)}
 
 
@@ -269,7 +265,13 @@ MEANS = {
         (X, draw(16, 24, seed=74)),
     ),
     "binary_loss": Program(
-        mapped(binary_loss, (BOTH, PS("model"), BATCH), PS()),
+        mapped(
+            lambda x, w, y: lax.pmean(
+                jnp.logaddexp(0.0, -y * lax.psum((x * w).sum(-1), "model")).mean(), "data"
+            ),
+            (BOTH, PS("model"), BATCH),
+            PS(),
+        ),
         lambda x, w, y: jnp.logaddexp(0.0, -y * (x * w).sum(-1)).mean(),
         (X, W[:, 0], np.sign(Y[:, 0])),
     ),
@@ -365,13 +367,7 @@ def variance_in_two_parts(x):
     )
 
 
-loss_of_worst = lambda w, x, y: lax.pmax(squared(w, x, y), "data")
-
-
-def loss_of_worst_reference(w, x, y):
-    return jax.vmap(squared, (None, 0, 0))(
-        w, x.reshape(N_DATA, -1, x.shape[1]), y.reshape(N_DATA, -1, y.shape[1])
-    ).max()
+by_device = lambda x: x.reshape(N_DATA, -1, x.shape[1])
 
 
 MERGES = {
@@ -405,7 +401,10 @@ MERGES = {
         mapped(variance_in_two_parts, (BATCH,), PS()), lambda x: x.var(0), (X,)
     ),
     "loss_of_worst": Program(
-        mapped(loss_of_worst, STEP, PS()), loss_of_worst_reference, (W, X, Y), notes=DIFFERS
+        mapped(lambda w, x, y: lax.pmax(squared(w, x, y), "data"), STEP, PS()),
+        lambda w, x, y: jax.vmap(squared, (None, 0, 0))(w, by_device(x), by_device(y)).max(),
+        (W, X, Y),
+        notes=DIFFERS,
     ),
     "gathered_means": Program(
         mapped(lambda x: lax.all_gather(x.mean(0), "data").mean(0), (BATCH,), PS()),
@@ -452,9 +451,7 @@ def noise(vma):
 
 
 def noise_reference(w, x, y):
-    g = jax.vmap(jax.grad(squared), (None, 0, 0))(
-        w, x.reshape(N_DATA, -1, x.shape[1]), y.reshape(N_DATA, -1, y.shape[1])
-    )
+    g = jax.vmap(jax.grad(squared), (None, 0, 0))(w, by_device(x), by_device(y))
     return (g**2).sum((1, 2)).mean(), (g.mean(0) ** 2).sum()
 
 
@@ -480,7 +477,7 @@ def called_back(u, v):
 OTHERS = {
     "normalised_in_groups": Program(
         in_groups(normalised_in_groups),
-        lambda x: normalised_in_groups(x.reshape(N_DATA, -1, x.shape[1])).reshape(x.shape),
+        lambda x: normalised_in_groups(by_device(x)).reshape(x.shape),
         (X,),
     ),
     "noise": Program(noise, noise_reference, (W, X, Y), vma=(False,), notes=DIFFERS),

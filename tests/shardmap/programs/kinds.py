@@ -66,6 +66,9 @@ def draw(*shape, seed=0):
     return np.asarray(np.random.default_rng(seed).standard_normal(shape), np.float32)
 
 
+shapes = lambda args: jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
+
+
 @dataclass(frozen=True)
 class Faulty:
     """A wrong program.

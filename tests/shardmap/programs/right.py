@@ -97,15 +97,6 @@ def dropped(x):
     return lax.pmean((jnp.where(keep, x, 0.0) + jnp.where(keep, 0.0, x)).mean(), "data")
 
 
-def half_precision(u, v):
-    return lax.psum(
-        jnp.matmul(
-            u.astype(jnp.bfloat16), v.astype(jnp.bfloat16), preferred_element_type=jnp.float32
-        ),
-        "model",
-    )
-
-
 def deferred(us, v):
     """A sum over microbatches of products stays partial in the carry, and is reduced once."""
 
@@ -224,7 +215,18 @@ IDIOMS = {
     ),
     "dropped": Program(mapped(dropped, (PS("data"),), PS()), lambda x: x.mean(), (X,)),
     "half_precision": Program(
-        mapped(half_precision, MATMUL, ROWS),
+        mapped(
+            lambda u, v: lax.psum(
+                jnp.matmul(
+                    u.astype(jnp.bfloat16),
+                    v.astype(jnp.bfloat16),
+                    preferred_element_type=jnp.float32,
+                ),
+                "model",
+            ),
+            MATMUL,
+            ROWS,
+        ),
         lambda u, v: (
             u.astype(jnp.bfloat16).astype(jnp.float32) @ v.astype(jnp.bfloat16).astype(jnp.float32)
         ),

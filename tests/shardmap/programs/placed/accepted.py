@@ -154,10 +154,6 @@ def embeddings_to_samples(tables, ids, dense):
     return jnp.einsum("sfd,sd->sf", lax.all_to_all(found, "model", 0, 1, tiled=True), dense)
 
 
-def embeddings_reference(tables, ids, dense):
-    return jnp.einsum("sfd,sd->sf", jax.vmap(lambda t, i: t[i], (0, 1), 1)(tables, ids), dense)
-
-
 KEEP = (PS("model"), PS(), PS())
 
 PROGRAMS = {
@@ -213,7 +209,9 @@ PROGRAMS = {
     ),
     "embeddings_to_samples": Program(
         mapped(embeddings_to_samples, (ROWS, PS(None, "model"), ROWS), ROWS),
-        embeddings_reference,
+        lambda tables, ids, dense: jnp.einsum(
+            "sfd,sd->sf", jax.vmap(lambda t, i: t[i], (0, 1), 1)(tables, ids), dense
+        ),
         (draw(8, 6, 4, seed=128), np.arange(128, dtype=np.int32).reshape(16, 8) % 6, draw(16, 4)),
     ),
 }

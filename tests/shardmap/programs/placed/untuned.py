@@ -54,10 +54,6 @@ def windowed(q, k):
     return jnp.where(near, q @ all_keys.T / 4.0, -jnp.inf)
 
 
-def windowed_attention(q, k, v):
-    return jax.nn.softmax(windowed(q, k), -1) @ lax.all_gather(v, "model", axis=0, tiled=True)
-
-
 def windowed_over_own_values(q, k, v):
     weights = jax.nn.softmax(windowed(q, k), -1)
     rows = q.shape[0]
@@ -97,10 +93,6 @@ def smoothed_loss(logits, ids):
 def smoothed_unreduced(logits, ids):
     total, picked = smoothed(logits, ids)
     return lax.psum((total - picked).mean(), "model")
-
-
-def smoothed_reference(logits, ids):
-    return -((0.9 * jax.nn.one_hot(ids, 32) + 0.1 / 32) * jax.nn.log_softmax(logits)).sum(-1).mean()
 
 
 # ---- a batch split over both axes ---------------------------------------------------------------
@@ -230,7 +222,9 @@ PAIRS = {
         ("model",),
         "dynamic_slice_in_dim",
         windowed_over_own_values,
-        windowed_attention,
+        lambda q, k, v: (
+            jax.nn.softmax(windowed(q, k), -1) @ lax.all_gather(v, "model", axis=0, tiled=True)
+        ),
         windowed_reference,
         (draw(32, 16, seed=102), draw(32, 16, seed=103), draw(32, 16, seed=104)),
         (PS("model"),) * 3,
@@ -255,7 +249,11 @@ PAIRS = {
         "total - picked",
         smoothed_unreduced,
         smoothed_loss,
-        smoothed_reference,
+        lambda logits, ids: (
+            -((0.9 * jax.nn.one_hot(ids, 32) + 0.1 / 32) * jax.nn.log_softmax(logits))
+            .sum(-1)
+            .mean()
+        ),
         (draw(16, 32, seed=107), IDS),
         (PS(None, "model"), PS()),
         PS(),
