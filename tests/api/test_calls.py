@@ -276,10 +276,7 @@ def test_unused_arguments(keep, mesh):
 # ---- shardings ----------------------------------------------------------------------------------
 
 
-def spec(*dims):
-    return jax.sharding.PartitionSpec(*dims)
-
-
+spec = jax.sharding.PartitionSpec
 SHARDINGS = {
     "one for all": (spec("x"), None),
     "of each argument": ((spec("x"), spec(None, "x")), None),

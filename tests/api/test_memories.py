@@ -95,10 +95,6 @@ def converted_on_the_host(d, h):
     return jax.device_put(x, DEVICE) + 1
 
 
-def of_an_uneven_dim(d, h):
-    return jax.device_put(jax.device_put(sbp.annotate(d[:7] * 2, x=sbp.S(0)), HOST), DEVICE) + 1
-
-
 PROGRAMS: Any = {
     "returned there": lambda d, h: jax.device_put(jnp.sin(d), HOST),
     "there and back": lambda d, h: jax.device_put(jax.device_put(jnp.sin(d), HOST), DEVICE) * 2,
@@ -119,7 +115,9 @@ PROGRAMS: Any = {
     "kept in a loop": kept_in_a_loop,
     "in branches": in_branches,
     "converted on the host": converted_on_the_host,
-    "of an uneven dim": of_an_uneven_dim,
+    "of an uneven dim": lambda d, h: (
+        jax.device_put(jax.device_put(sbp.annotate(d[:7] * 2, x=sbp.S(0)), HOST), DEVICE) + 1
+    ),
     "of a whole number": lambda d, h: jax.device_put(jnp.arange(8), HOST),
 }
 

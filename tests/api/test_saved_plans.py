@@ -81,15 +81,14 @@ def test_a_plan_under_budgets_is_the_plan_again(budget, limit, tmp_path):
     assert str(planned(tmp_path / "plan.json")) == str(plan)
 
 
-def other(w, x):
-    return step(w, x * 2.0)
-
-
 with_mesh = lambda sizes, names=("x", "y"): {"mesh": sbp.make_mesh(sizes, names)}
 
 
 WRONG = {
-    "program": ({"fn": other}, "the first difference is mul at .*test_saved_plans.py:"),
+    "program": (
+        {"fn": lambda w, x: step(w, x * 2.0)},
+        "the first difference is mul at .*test_saved_plans.py:",
+    ),
     "sizes": ({"args": (W, X[:8])}, "another program: x is "),
     "mesh": (with_mesh((4, 2)), "made with mesh x=2 y=4, but this call has mesh x=4 y=2"),
     "names": (

@@ -67,11 +67,8 @@ def test_an_input_that_cannot_be_held_so():
 
 
 def test_two_pins_on_one_line_have_helps_that_can_be_told_apart():
-    def program(x):
-        return sbp.split(x, 0, "tensor") + sbp.split(x, 1, "tensor")
-
-    def alike(x):
-        return jnp.sin(sbp.split(x, 0, "tensor")) @ jnp.cos(sbp.split(x, 0, "tensor").T).T.T
+    program = lambda x: sbp.split(x, 0, "tensor") + sbp.split(x, 1, "tensor")
+    alike = lambda x: jnp.sin(sbp.split(x, 0, "tensor")) @ jnp.cos(sbp.split(x, 0, "tensor").T).T.T
 
     for fn in (program, alike):
         (d,) = sbp.jit(fn, MESH, boxing="explicit").check(SQUARE).diagnostics

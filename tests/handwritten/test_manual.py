@@ -230,10 +230,7 @@ def test_several_meshes_one_traced_function():
 
     step = lambda x, _: (g(x), None)
 
-    @jax.jit
-    def program(x: Any) -> Any:
-        return lax.scan(step, x, None, length=2)[0]
-
+    program = jax.jit(lambda x: lax.scan(step, x, None, length=2)[0])
     (x,) = arrays((16, 4))
     want = jnp.broadcast_to(16 * x.sum(0, keepdims=True), x.shape)
     for axes in MESHES:
@@ -474,9 +471,7 @@ def test_a_body_that_takes_no_whole_operands_raises_as_it_is():
 
 
 def test_a_misspelled_axis_in_a_region_is_named():
-    def region(x):
-        return sbp.manual(lambda p: jax.lax.psum(p, "modle"), "B", "B")(x)
-
+    region = lambda x: sbp.manual(lambda p: jax.lax.psum(p, "modle"), "B", "B")(x)
     mesh = sbp.make_mesh((2, 4), ("data", "model"))
     (found,) = sbp.jit(region, mesh).check(jnp.ones((8, 4))).diagnostics
     assert found.code == "unknown-axis" and 'did you mean "model"' in found.title

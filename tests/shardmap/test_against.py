@@ -131,8 +131,7 @@ def test_edits_of_a_plans_source_are_found(seed):
     assert check(step, *args).ok == right
 
 
-def loss(w, x):
-    return jnp.mean((x @ w) ** 2)
+loss = lambda w, x: jnp.mean((x @ w) ** 2)
 
 
 def plain(w, x):
@@ -178,9 +177,7 @@ def test_a_plain_function_says_what_a_number_counts():
 def test_values_without_elements_and_other_factors():
     """A third is the inverse of a whole number; an empty result has no factor."""
 
-    def body(w, x):
-        return (w - 0.1 * jax.grad(loss)(w, x) / 3, x[:0].sum(1))
-
+    body = lambda w, x: (w - 0.1 * jax.grad(loss)(w, x) / 3, x[:0].sum(1))
     ins, outs = (Spec(), Spec()), (Spec(), Spec())
     step = jax.shard_map(body, mesh=MESH, in_specs=ins, out_specs=outs, check_vma=False)
     both = lambda w, x: (plain(w, x), x[:0].sum(1))

@@ -195,9 +195,7 @@ def test_a_sum_of_means_that_is_divided_by_one_of_two_sizes():
 
 
 def test_a_gradient_and_a_metric_that_are_not_reduced_are_two_errors():
-    def body(w, x, y):
-        return jax.grad(lambda w: LOSS["mean"](x @ w - y))(w), x.sum()
-
+    body = lambda w, x, y: (jax.grad(lambda w: LOSS["mean"](x @ w - y))(w), x.sum())
     found = report_of(body, SAMPLES, PS(), W, X, Y).diagnostics
     assert [d.code for d in found] == 2 * ["missing-reduction"]
     assert {d.primary.text for d in found if d.primary} == {

@@ -21,8 +21,7 @@ RING = [(i, (i + 1) % N) for i in range(N)]
 ROWS, WHOLE = PS("d"), PS()
 
 
-def squares(w, x, y):
-    return ((x @ w - y) ** 2).sum() / x.shape[0]
+squares = lambda w, x, y: ((x @ w - y) ** 2).sum() / x.shape[0]
 
 
 def norms(p, s):
@@ -141,8 +140,7 @@ def test_signs_are_no_least_value():
 def test_small_updates_count(rate, scaled):
     """Also of weights whose gradient is zero but for rounding, and is divided by its size."""
 
-    def loss(w, v, x, y):
-        return squares(w, x, y) + jax.nn.softmax(x @ v).sum()
+    loss = lambda w, v, x, y: squares(w, x, y) + jax.nn.softmax(x @ v).sum()
 
     def codes(reduced):
         def step(w, v, x, y):

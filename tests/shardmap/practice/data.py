@@ -429,9 +429,7 @@ def normalised_advantages(bug, reward, value, mask):
 
 
 def low_rank(x, w, a, b, y):
-    def loss(a, b):
-        return jnp.mean((x @ w + (x @ a) @ b - y) ** 2)
-
+    loss = lambda a, b: jnp.mean((x @ w + (x @ a) @ b - y) ** 2)
     ga, gb = jax.grad(loss, (0, 1))(a, b)
     return a - 0.1 * ga, b - 0.1 * gb
 

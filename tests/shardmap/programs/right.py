@@ -272,9 +272,7 @@ leave.defvjp(lambda x: (lax.psum(x, "model"), None), lambda _, ct: (ct,))
 
 
 def megatron_step(x, w1, w2):
-    def loss(weights):
-        return ((x + leave(jax.nn.gelu(enter(x) @ weights[0]) @ weights[1])) ** 2).mean()
-
+    loss = lambda ws: ((x + leave(jax.nn.gelu(enter(x) @ ws[0]) @ ws[1])) ** 2).mean()
     value, (g1, g2) = jax.value_and_grad(loss)((w1, w2))
     value, g1, g2 = lax.pmean((value, g1, g2), "data")
     return value, w1 - 0.1 * g1, w2 - 0.1 * g2
