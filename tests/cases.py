@@ -1,4 +1,4 @@
-"""Names of test cases, and arrays without values."""
+"""Names of test cases, a mesh without devices, and arrays without values."""
 
 import re
 
@@ -14,6 +14,10 @@ def case_name(value: object) -> str:
     "{'mesh': 3}"
     """
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+
+GRID = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+"""A mesh to plan for."""
 
 
 def shape(*dims, dtype=jnp.float32):

@@ -13,10 +13,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P, Sing
 
 import sbp
 from sbp.api.trees import matches
-from tests.cases import case_name
+from tests.cases import GRID as MESH, case_name
 from tests.same import refused
 
-MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 BLOCK = {"qkv": {"w": (16, 48), "b": (48,)}, "out": {"w": (48, 16), "b": (16,)}}
 SPLIT, OTHER = sbp.parse("model:S(1)"), sbp.parse("data:S(0)")
 

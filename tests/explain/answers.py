@@ -3,14 +3,10 @@
 import re
 from collections.abc import Mapping
 
-import jax
-
 import sbp
 from sbp.limits import Policy
-from tests.cases import shape as shape
+from tests.cases import GRID as MESH, shape as shape
 from tests.edits import run_source
-
-MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 
 
 def planned(source, args, mesh=MESH, boxing: Policy | Mapping[str, Policy] = "auto", **types):

@@ -2,7 +2,7 @@
 
 import jax
 
-from tests.cases import shape
+from tests.cases import GRID as GRID, shape
 
 MESH = jax.sharding.AbstractMesh((8,), ("tensor",))
 MESH_2D = jax.sharding.AbstractMesh((2, 4), ("data", "tensor"))

@@ -19,7 +19,7 @@ from sbp.infer.space import encode
 from sbp.machine.mesh import HARDWARE
 from sbp.plan.fit import best_program
 from tests.edits import run_source
-from tests.explain.expected import MESH, shape
+from tests.explain.expected import GRID, MESH, shape
 
 BIG = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
 
@@ -170,7 +170,6 @@ def test_a_dim_of_vmap_is_no_dim_for_a_pin():
 # Notes of large matrices that a decomposition or a transform takes whole.
 
 
-GRID = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 LARGE = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
 BATCH = jax.ShapeDtypeStruct((16, 512, 512), jnp.float32)
 

@@ -8,7 +8,7 @@ import pytest
 
 import sbp
 from sbp.trace.graph import Graph
-from tests.explain.answers import masked, planned, shape
+from tests.explain.answers import MESH, masked, planned, shape
 from tests.report import why_programs
 from tests.report.golden import assert_golden
 from tests.report.test_report import WIDE, facts_of, html_facts
@@ -129,9 +129,8 @@ ASKED: dict[str, tuple[Any, ...]] = {
 def test_what_was_asked_differently(name):
     f = lambda x, w: jnp.tanh(x @ w)
     options, *told = ASKED[name]
-    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
     types = ("data:S(0)", "model:S(1)")
-    given: dict[str, Any] = {"mesh": mesh, "in_types": types, "hardware": "tpu-v3"}
+    given: dict[str, Any] = {"mesh": MESH, "in_types": types, "hardware": "tpu-v3"}
     this, other = (sbp.jit(f, **given | more).plan(*[shape(64, 64)] * 2) for more in ({}, options))
     found = this.diff(other)
     assert found.difference.settings == tuple(told) == other.diff(this).difference.settings

@@ -13,7 +13,7 @@ from sbp.errors import OptionEdit, SourceEdit
 from sbp.explain.change import DiagnosisLimits
 from sbp.explain.faults import explain
 from tests.edits import check_helps, helped
-from tests.explain.expected import MESH, MESH_2D, shape
+from tests.explain.expected import GRID, MESH, MESH_2D, shape
 
 SQUARE, VECTOR = shape(16, 16), shape(16)
 
@@ -183,7 +183,6 @@ def test_an_uneven_type_of_an_input_is_changed_in_in_types():
 # the user's line, where a library or `jax.vmap` moves them.
 
 
-GRID = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 X = jax.ShapeDtypeStruct((16, 16), jnp.float32)
 EXPLICIT = {"boxing": "explicit"}
 

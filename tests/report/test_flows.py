@@ -22,10 +22,8 @@ from sbp.report.pages import SHOWN_CODE, annotated_lines
 from sbp.report.parts import NAMESPACE, png_of
 from sbp.report.timeline import Schedule, causes
 from sbp.report.wording import bytes_text
-from tests.cases import descent, shape
+from tests.cases import GRID as MESH, descent, shape
 from tests.same import refused
-
-MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 
 
 def layer(x, w_in, w_out):

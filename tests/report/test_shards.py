@@ -23,9 +23,7 @@ from sbp.report.shards import (
     telling_tensor,
 )
 from sbp.types import Split, Unreduced, parse
-from tests.cases import shape as array
-
-MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+from tests.cases import GRID as MESH, shape as array
 
 CASES = (
     ((16,), "a:S(0)", {"a": 4}),
