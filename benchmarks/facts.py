@@ -130,11 +130,11 @@ def shardmap() -> Facts:
 
 def everyday() -> Facts:
     """The programs of `tests/shardmap/practice` and their usual mistakes."""
-    for case in practice.CASES.values():
+    for name, case in practice.CASES.items():
         devices = practice.devices(case.mesh)
         for mistake in (None, *case.mistakes):
-            program = practice.mapped(case.write(mistake), devices)
-            yield f"{case.name}, {mistake or 'right'}", _checked(program, case.args(), devices)
+            program = practice.mapped(case, mistake, devices)
+            yield f"{name}, {mistake or 'right'}", _checked(program, case.args(), devices)
 
 
 def _explained(findings: Sequence[Diagnostic]) -> str:

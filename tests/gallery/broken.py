@@ -10,7 +10,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -102,24 +102,17 @@ def broken(
     return add
 
 
-@dataclass(slots=True)
-class Expected:
+def expectations(entry: Broken) -> tuple[list[tuple[int, str, str]], list[tuple[int, str]]]:
     """What the source of a program says it will be told: (line, code, text) of primary labels,
     (line, text) of secondary ones."""
-
-    primary: list[tuple[int, str, str]] = field(default_factory=list)
-    secondary: list[tuple[int, str]] = field(default_factory=list)
-
-
-def expectations(entry: Broken) -> Expected:
-    found = Expected()
+    primary, secondary = [], []
     for fn in (entry.fn, *entry.also):
         lines, start = inspect.getsourcelines(fn)
         for number, line in enumerate(lines, start):
             for kind, text in re.findall(r"# (error|warning|and): (.*?)(?=  # |$)", line.rstrip()):
                 if kind == "and":
-                    found.secondary.append((number, text.strip()))
+                    secondary.append((number, text.strip()))
                 else:
                     code, title = text.split(": ", 1)
-                    found.primary.append((number, code, title.strip()))
-    return found
+                    primary.append((number, code, title.strip()))
+    return primary, secondary

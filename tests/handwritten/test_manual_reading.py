@@ -248,8 +248,7 @@ def said(fn, ins, outs, mesh, *args) -> tuple[set[str], str]:
 
 def of_case(name: str, mistake: str | None) -> tuple[set[str], str]:
     case = CASES[name]
-    p, mesh = case.write(mistake), devices(case.mesh)
-    return said(p.region, p.in_specs, p.out_specs, mesh, *case.args())
+    return said(*case.write(mistake), devices(case.mesh), *case.args())
 
 
 @pytest.mark.parametrize(("name", "mistake"), FOUND)

@@ -63,17 +63,17 @@ makes the same mistake."""
 BY_NUMBERS = {"low_rank_adapter"}
 """Right programs in which a number that is written down counts devices: a warning says which."""
 
-WRONG = [(c.name, mistake) for c in CASES.values() for mistake in c.mistakes]
+WRONG = [(name, mistake) for name, case in CASES.items() for mistake in case.mistakes]
 
 
 def report(case: Case, mistake: str | None) -> Any:
     mesh = devices(case.mesh)
-    return sbp.check_shard_map(mapped(case.write(mistake), mesh), *case.args(), mesh=mesh)
+    return sbp.check_shard_map(mapped(case, mistake, mesh), *case.args(), mesh=mesh)
 
 
 def as_on_one_device(case: Case, mistake: str | None) -> bool:
     args = case.args()
-    got = jax.jit(mapped(case.write(mistake), devices(case.mesh)))(*args)
+    got = jax.jit(mapped(case, mistake, devices(case.mesh)))(*args)
     return all(
         np.allclose(np.asarray(a), np.asarray(b), rtol=2e-3, atol=1e-4, equal_nan=True)
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(case.oracle(*args)), strict=True)

@@ -11,26 +11,16 @@ from jax.sharding import Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """One version of a case: the region with its specs, and what surrounds it."""
-
-    region: Callable[..., Any]
-    in_specs: Any
-    out_specs: Any
-    around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
-    check_vma: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A right program and its wrong versions, which differ by one mistake each."""
+    """A right program and its wrong versions, which differ by one mistake each. `write` makes the
+    region of a version, its in_specs and its out_specs."""
 
-    name: str
     mesh: dict[str, int]
-    write: Callable[[str | None], Program]
+    write: Callable[[str | None], tuple[Callable[..., Any], Any, Any]]
     oracle: Callable[..., Any]
     args: Callable[[], tuple[Any, ...]]
     mistakes: Sequence[str]
+    check_vma: bool
 
 
 CASES: dict[str, Case] = {}
@@ -48,35 +38,29 @@ def case(
     """Enter the decorated function as a case.
 
     With `ins`, it is the region with these specs, and its first argument is a mistake or None.
-    Without, it makes a `Program` of a mistake or None.
+    Without, it makes the region of a mistake or None, with its specs.
     """
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
-        def of_region(mistake: str | None) -> Program:
-            region = partial(function, mistake)
-            return Program(region=region, in_specs=ins, out_specs=outs, check_vma=check_vma)
-
-        name = function.__name__
-        assert name not in CASES
-        write = function if ins is None else of_region
-        CASES[name] = Case(
-            name=name, mesh=mesh, write=write, oracle=oracle, args=args, mistakes=mistakes
+        of_region = lambda mistake: (partial(function, mistake), ins, outs)
+        assert function.__name__ not in CASES
+        CASES[function.__name__] = Case(
+            mesh=mesh,
+            write=function if ins is None else of_region,
+            oracle=oracle,
+            args=args,
+            mistakes=mistakes,
+            check_vma=check_vma,
         )
         return function
 
     return enter
 
 
-def mapped(program: Program, mesh: Any) -> Callable[..., Any]:
-    """The program with its region in `jax.shard_map`."""
-    region = jax.shard_map(
-        program.region,
-        mesh=mesh,
-        in_specs=program.in_specs,
-        out_specs=program.out_specs,
-        check_vma=program.check_vma,
-    )
-    return program.around(region) if program.around else region
+def mapped(case: Case, mistake: str | None, mesh: Any) -> Callable[..., Any]:
+    """A version of a case in `jax.shard_map`."""
+    region, ins, outs = case.write(mistake)
+    return jax.shard_map(region, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=case.check_vma)
 
 
 def devices(axes: dict[str, int]) -> Mesh:

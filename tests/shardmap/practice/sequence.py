@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from tests.shardmap.practice.case import Program, case, floats
+from tests.shardmap.practice.case import case, floats
 
 full_attention = lambda q, k, v: jax.nn.softmax(q @ k.T / np.sqrt(q.shape[1])) @ v
 
@@ -318,8 +318,7 @@ def attention_in_two_directions(bug):
         state, *_ = lax.fori_loop(0, n, body, (state, ka, va, kb, vb))
         return state[2] / state[1][:, None]
 
-    s = P("seq")
-    return Program(region=region, in_specs=(s, s, s), out_specs=s)
+    return region, (P("seq"),) * 3, P("seq")
 
 
 def heat(u):
@@ -401,7 +400,7 @@ def pipeline_of_layers(bug):
         (_, done), _ = lax.scan(tick, start, jnp.arange(count + stages - 1))
         return lax.psum(jnp.where(me == stages - 1, done, 0.0), "stage")
 
-    return Program(region=region, in_specs=(P(), P("stage")), out_specs=P())
+    return region, (P(), P("stage")), P()
 
 
 @dataclass(frozen=True)
@@ -430,11 +429,7 @@ def matmul_scattered_in_a_ring(bug):
                 total = lax.ppermute(total, settings.axis, [(j, (j + 1) % n) for j in range(n)])
         return total
 
-    return Program(
-        region=partial(region, Settings()),
-        in_specs=(P(None, "model"), P("model")),
-        out_specs=P("model"),
-    )
+    return partial(region, Settings()), (P(None, "model"), P("model")), P("model")
 
 
 @case(
