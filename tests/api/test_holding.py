@@ -120,8 +120,7 @@ def test_a_free_type_may_be_uneven():
     np.testing.assert_array_equal(half(W), W * 2)
 
 
-def test_what_arrives_in_another_layout_is_moved_with_one_warning():
-    mesh = sbp.make_mesh((2, 4), ("x", "y"))
+def test_what_arrives_in_another_layout_is_moved_with_one_warning(mesh):
     w = sbp.Padded.of(W, "x:S(0) y:S(0)", mesh)
     device = jax.device_put(W, jax.devices()[1])
     here = sbp.make_mesh((2,), ("a",))
@@ -262,9 +261,8 @@ def test_helps_keep_an_input_padded():
     assert plan.cost.bytes_per_device == help_.bytes_per_device
 
 
-def test_placing_arguments():
+def test_placing_arguments(mesh):
     """They are moved once, to where the plan takes them."""
-    mesh = sbp.make_mesh((2, 4), ("x", "y"))
     types = (sbp.padded("x:S(0)"), "x:S(0)", None)
     f = sbp.jit(lambda w, n, x, b: (x @ w + b) * n, mesh, types, static_argnums=1)
     args = W, 3, jax.device_put(np.ones((2, 13), np.float32), jax.devices()[2]), 2.0

@@ -73,8 +73,7 @@ def test_a_plan_under_budgets_is_the_plan_again(budget, limit, tmp_path):
 
     def planned(path=None):
         grad = jax.grad(mlp, argnums=(0, 1))
-        f = sbp.jit(grad, mesh, budgets=[budget], memory_limit=limit, plan=path)
-        return f.plan(*shapes)
+        return sbp.jit(grad, mesh, budgets=[budget], memory_limit=limit, plan=path).plan(*shapes)
 
     plan = planned()
     plan.save(tmp_path / "plan.json")

@@ -22,6 +22,7 @@ from tests.edits import run_source
 from tests.explain.expected import GRID, MESH, shape
 
 BIG = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+ROWS = ("tensor:S(0)", None)
 
 
 def annotated(count: int, dear: bool = True):
@@ -39,8 +40,7 @@ def program_of(lines: list[str]):
 
 
 def report(lines: list[str]) -> sbp.Report:
-    f = sbp.jit(program_of(lines), MESH, in_types=("tensor:S(0)", None))
-    return f.check(BIG, BIG)
+    return sbp.jit(program_of(lines), MESH, in_types=ROWS).check(BIG, BIG)
 
 
 notes = lambda found: [(d.title, d.notes) for d in found.diagnostics if d.severity == "note"]
@@ -64,9 +64,7 @@ def test_annotations_that_were_not_checked_are_counted(count, dear, operations, 
 
 def test_a_refined_report_checks_what_another_leaves_out(monkeypatch):
     monkeypatch.setattr(relaxations, "FIRST_NODES", 1)
-    lines = annotated(2)
-    f = sbp.jit(program_of(lines), MESH, in_types=("tensor:S(0)", None))
-    plan = f.plan(BIG, BIG)
+    plan = sbp.jit(program_of(annotated(2)), MESH, in_types=ROWS).plan(BIG, BIG)
     ((_, (why,)),) = notes(plan.report())
     assert "checks 0; plan.report(refine=True) checks 2" in why
     refined = plan.report(refine=True).diagnostics
@@ -88,8 +86,8 @@ def test_a_second_costly_annotation_is_priced_without_the_first():
     lines += ['    g = sbp.replicate(jnp.tanh(x @ (2 * w)), "tensor")']
     lines += ["    return (h * 2).sum() + (g @ w).sum()"]
     said = "the annotations of the warnings above are in neither plan, nor in the helps"
-    found = report(lines).diagnostics
-    assert [d.notes for d in found if d.severity == "warning"] == [(), (said,)]
+    warned = [d for d in report(lines).diagnostics if d.severity == "warning"]
+    assert [d.notes for d in warned] == [(), (said,)]
 
 
 def test_annotations_that_cost_next_to_nothing_are_not_named():
@@ -108,7 +106,6 @@ def test_annotations_that_cost_next_to_nothing_are_not_named():
 
 
 SMALL = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-ROWS = ("tensor:S(0)", None)
 
 
 def replicated(x, w):

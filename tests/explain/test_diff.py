@@ -51,8 +51,7 @@ def test_figures_are_those_of_the_plans():
     assert [abs(d.bytes_more) for d in found.sent] == sorted(
         (abs(d.bytes_more) for d in found.sent), reverse=True
     )
-    inputs = {d.name: (repr(d.this.type), repr(d.other.type)) for d in found.inputs}
-    assert inputs == {
+    assert {d.name: (repr(d.this.type), repr(d.other.type)) for d in found.inputs} == {
         "params['w_in']": ("model:S(1)", "B"),
         "params['w_out']": ("model:S(0)", "B"),
     }

@@ -467,8 +467,7 @@ def test_what_no_plan_keeps_is_a_type_error_with_the_nearest_budget():
     call, _ = help_.text.split(" allows ")
     assert eval(call) == budget(edit.value)[0]
     # What it names is possible, and a byte less is not.
-    cost = within(edit.value).plan(X, W).cost
-    assert help_.bytes_per_device == cost.bytes_per_device
+    assert help_.bytes_per_device == within(edit.value).plan(X, W).cost.bytes_per_device
     assert not within(edit.value - 1).check(X, W).ok
 
 

@@ -109,12 +109,12 @@ def test_hand_written_collectives_are_priced():
 def test_data_parallel_gradient_of_a_b_operand_is_partial():
     """A region over the batch: the weight is B, so its gradient leaves the region P and is reduced
     once, outside."""
-    mesh = mesh_of(TWO)
     x, w = arrays((8, 16), (16, 4))
     g = sbp.manual(
         lambda x, w: jnp.tanh(x @ w), in_types=("data:S(0) model:B", "B"), out_types="data:S(0)"
     )
-    f = sbp.jit(jax.grad(total(g), 1), mesh, in_types=("data:S(0)", "B"), out_types="B")
+    types = ("data:S(0)", "B")
+    f = sbp.jit(jax.grad(total(g), 1), mesh_of(TWO), in_types=types, out_types="B")
     assert kinds(f.plan(x, w)) in (["all_reduce"], ["reduce_scatter", "all_gather"])
     assert_close(f(x, w), jax.grad(total(lambda x, w: jnp.tanh(x @ w)), 1)(x, w))
 
@@ -147,16 +147,14 @@ def test_partial_operands_come_as_they_are(mesh: Any):
 
 @pytest.mark.parametrize("monoid", ["max", "min"])
 def test_extrema_in_and_out(monoid: str):
-    mesh = mesh_of(TWO)
     local, reduce = (jnp.max, lax.pmax) if monoid == "max" else (jnp.min, lax.pmin)
     out = sbp.manual(lambda x: local(x, 1), in_types="model:S(1)", out_types=f"model:P({monoid})")
     inn = sbp.manual(lambda x: reduce(x, "model") * 2, in_types=f"model:P({monoid})", out_types="B")
     (x,) = arrays((8, 64))
-    assert_close(sbp.jit(lambda x: inn(out(x)), mesh)(x), 2 * local(x, 1))
+    assert_close(sbp.jit(lambda x: inn(out(x)), mesh_of(TWO))(x), 2 * local(x, 1))
 
 
 def test_bits_and_products_out():
-    mesh = mesh_of(ONE)
     x = jnp.arange(1, 17, dtype=jnp.int32).reshape(16)
     g = sbp.manual(
         lambda x: (jnp.prod(x % 5 + 1), jnp.any(x == 7), jnp.all(x > 3)),
@@ -164,7 +162,7 @@ def test_bits_and_products_out():
         out_types=("model:P(prod)", "model:P(or)", "model:P(and)"),
     )
     want = (jnp.prod(x % 5 + 1), jnp.array(True), jnp.array(False))
-    jax.tree.map(np.testing.assert_array_equal, sbp.jit(g, mesh)(x), want)
+    jax.tree.map(np.testing.assert_array_equal, sbp.jit(g, mesh_of(ONE))(x), want)
 
 
 def test_in_scan_under_vmap_and_with_pytrees():
@@ -472,13 +470,11 @@ def test_a_body_that_takes_no_whole_operands_raises_as_it_is():
 
 def test_a_misspelled_axis_in_a_region_is_named():
     region = lambda x: sbp.manual(lambda p: jax.lax.psum(p, "modle"), "B", "B")(x)
-    mesh = sbp.make_mesh((2, 4), ("data", "model"))
-    (found,) = sbp.jit(region, mesh).check(jnp.ones((8, 4))).diagnostics
+    (found,) = sbp.jit(region, mesh_of(TWO)).check(jnp.ones((8, 4))).diagnostics
     assert found.code == "unknown-axis" and 'did you mean "model"' in found.title
 
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_region_of_arrays_without_elements(padded):
     total = sbp.manual(lambda a: jax.lax.psum(a.sum(0), "data"), "data:S(0)", "B", padded=padded)
-    mesh = sbp.make_mesh((2, 4), ("data", "model"))
-    assert sbp.jit(total, mesh)(jnp.zeros((0, 3))).tolist() == [0, 0, 0]
+    assert sbp.jit(total, mesh_of(TWO))(jnp.zeros((0, 3))).tolist() == [0, 0, 0]

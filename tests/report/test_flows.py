@@ -17,7 +17,7 @@ from rich.cells import cell_len
 import sbp
 from sbp.plan.program import sends
 from sbp.report.device_bytes import MOST_PLACES, matrices
-from sbp.report.flows import Grouping, ProgramFlows, fold, traffic as chosen
+from sbp.report.flows import ProgramFlows, fold, traffic
 from sbp.report.pages import SHOWN_CODE, annotated_lines
 from sbp.report.parts import NAMESPACE, png_of
 from sbp.report.timeline import Schedule, causes
@@ -272,10 +272,6 @@ def scoped_plan():
     )
 
 
-def traffic(program, grouping: Grouping | None = None) -> ProgramFlows:
-    return chosen(program) if grouping is None else ProgramFlows(program, grouping)
-
-
 by_moment = lambda found: found.sums(lambda stop: stop.phase)
 
 
@@ -293,7 +289,7 @@ def listed(program):
 @pytest.mark.parametrize("grouping", [None, "line", "function", "scope"])
 def test_sums_are_those_of_the_plan(which, grouping, request):
     program = request.getfixturevalue(which).program
-    found = traffic(program, grouping)
+    found = traffic(program) if grouping is None else ProgramFlows(program, grouping)
     assert found.bytes == pytest.approx(program.cost.bytes_per_device, rel=1e-12)
     by_axes = {}
     for (axes, _), bytes_ in by_moment(found).items():

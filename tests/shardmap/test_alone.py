@@ -248,8 +248,7 @@ def test_what_shows_that_a_difference_may_be_meant(body, because):
 
 def test_integers_that_are_not_given_may_be_out_of_their_range():
     body = lambda x, i: x[i] + lax.ppermute(x, "model", [(k, (k + 2) % 4) for k in range(4)])[:2]
-    where = jax.ShapeDtypeStruct((2,), jnp.int32)
-    run, _ = run_of(body, X, where, ins=(ROWS, PS()), outs=ROWS)
+    run, _ = run_of(body, X, jax.ShapeDtypeStruct((2,), jnp.int32), ins=(ROWS, PS()), outs=ROWS)
     assert not run.wrong
 
 
@@ -280,8 +279,7 @@ def test_an_exponent_counts_no_devices(body, is_right):
 
 def test_results_of_zeros_are_said_to_hide_faults():
     hits = lambda x, labels: (x.argmax(-1) == labels).mean()
-    never = jnp.full(16, -1)
-    report = report_of(hits, (PS("data"), PS("data")), PS(), jnp.ones((16, 4)), never)
+    report = report_of(hits, (PS("data"),) * 2, PS(), jnp.ones((16, 4)), jnp.full(16, -1))
     assert "result 0: zero in both runs, which hides faults" in report.text(300)
 
 

@@ -146,8 +146,7 @@ def test_a_gradient_of_which_each_device_takes_its_own_rows():
         g = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(whole)
         return lax.dynamic_slice_in_dim(g, lax.axis_index("ep") * w.shape[0], w.shape[0])
 
-    w = draw(WIDTH, WIDTH, seed=4)
-    (found,) = report_of(body, PS("ep"), w, X, ins=PS("ep")).diagnostics
+    (found,) = report_of(body, PS("ep"), draw(WIDTH, WIDTH, seed=4), X, ins=PS("ep")).diagnostics
     assert found.code == "missing-reduction" and "takes one block" in found.title
     assert 'with lax.pmean(.., "ep")' in found.helps[0].text
 
