@@ -1,6 +1,7 @@
 """Every broken program gets the right line, the smallest reason, and helps that do what they say;
 texts and HTML are golden."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -18,16 +19,10 @@ FOLDER = Path(__file__).parent / "golden"
 load()
 
 
-@pytest.fixture(scope="module")
-def reports() -> dict[str, Report]:
-    """The reports, each made once."""
-    return {}
-
-
-def report_of(name: str, reports: dict[str, Report]) -> tuple[Broken, Report]:
-    if name not in reports:
-        reports[name] = GALLERY[name].check()
-    return GALLERY[name], reports[name]
+@functools.cache
+def report_of(name: str) -> tuple[Broken, Report]:
+    """A program and its report, which is made once."""
+    return GALLERY[name], GALLERY[name].check()
 
 
 everything = pytest.mark.parametrize("name", list(GALLERY))
@@ -39,9 +34,9 @@ def test_the_gallery_is_large_and_of_distinct_causes():
 
 
 @everything
-def test_it_says_what_the_source_expects(name, reports):
+def test_it_says_what_the_source_expects(name):
     """Each diagnostic has its line, and each expected line its diagnostic."""
-    entry, report = report_of(name, reports)
+    entry, report = report_of(name)
     primary, secondary = expectations(entry)
     assert report.diagnostics
     for d in report.diagnostics:
@@ -63,9 +58,9 @@ def test_it_says_what_the_source_expects(name, reports):
 
 
 @everything
-def test_wording(name, reports):
+def test_wording(name):
     """The rules of style that a machine can check."""
-    entry, report = report_of(name, reports)
+    entry, report = report_of(name)
     for d in report.diagnostics:
         said = "\n".join(
             (
@@ -92,10 +87,10 @@ def test_wording(name, reports):
 
 
 @everything
-def test_the_core_is_minimal(name, reports):
+def test_the_core_is_minimal(name):
     """The pins that are named have no typing even when there are no others, and have one when any
     of them goes, too."""
-    entry, report = report_of(name, reports)
+    entry, report = report_of(name)
     for d in report.diagnostics:
         if d.code not in ("no-signature", "annotation-conflict", "no-typing"):
             continue
@@ -120,9 +115,9 @@ def test_the_core_is_minimal(name, reports):
 
 
 @everything
-def test_helps_do_what_they_say(name, reports):
+def test_helps_do_what_they_say(name):
     """Followed to the word in the source, each help gives a plan that sends the bytes it quotes."""
-    entry, report = report_of(name, reports)
+    entry, report = report_of(name)
     for d in report.diagnostics:
         for h in d.helps:
             after = repaired(entry, h)
@@ -147,8 +142,8 @@ def masked(text: str) -> str:
 
 @everything
 @pytest.mark.parametrize("kind", ["txt", "html"])
-def test_golden(name, kind, reports):
-    entry, made = report_of(name, reports)
+def test_golden(name, kind):
+    entry, made = report_of(name)
     report = Report(
         program=None, diagnostics=made.diagnostics, title=entry.name
     )  # the plans of doubtful programs are not the matter

@@ -52,9 +52,7 @@ def errors(program, check_vma):
     ]
 
 
-def reference(where, name: str):
-    program = where.PAIRS[name] if hasattr(where, "PAIRS") else where.PROGRAMS[name]
-    return jax.tree.map(np.asarray, jax.jit(program.reference)(*program.args))
+reference = lambda program: jax.tree.map(np.asarray, jax.jit(program.reference)(*program.args))
 
 
 def specified(program, options):
@@ -67,8 +65,9 @@ def check_helps(where, name, check_vma):
     """Follows all helps of a program, each of which sees to all that is wrong with it; the number
     of them."""
     table = "PAIRS" if hasattr(where, "PAIRS") else "PROGRAMS"
+    wrong = getattr(where, table)[name]
     try:
-        _, found = errors(getattr(where, table)[name], check_vma)
+        _, found = errors(wrong, check_vma)
     except ValueError:  # replication that JAX cannot infer
         pytest.skip("JAX refuses the program with check_vma")
     # A help without an edit says which `jax.custom_vjp` to write: `test_gradients.py` has these.
@@ -79,7 +78,7 @@ def check_helps(where, name, check_vma):
         program = specified(made[table][name], options)
         built, left = errors(program, check_vma)
         assert not left, help_.text
-        assert is_right(built, program.args, reference(where, name)), help_.text
+        assert is_right(built, program.args, reference(wrong)), help_.text
     return len(helps)
 
 
@@ -94,7 +93,7 @@ CASES = [
 @pytest.mark.parametrize(("where", "name", "check_vma"), CASES)
 def test_the_helps_of_a_fault(where, name, check_vma):
     program = where.PROGRAMS[name]
-    assert not is_right(program.program(check_vma), program.args, reference(where, name))
+    assert not is_right(program.program(check_vma), program.args, reference(program))
     assert bool(check_helps(where, name, check_vma)) == program.helped
 
 

@@ -112,7 +112,6 @@ def covariance(bug, x):
     """Rows over data, columns over model."""
     x = x - (x.mean(0) if bug == "local mean" else lax.pmean(x.mean(0), "data"))
     rows = x.shape[0] if bug == "divided by the local count" else x.shape[0] * 2
-    other = x
     if bug == "columns not gathered":
         other = jnp.tile(x, (1, 4))
     else:

@@ -145,11 +145,10 @@ def fsdp_tensor_gradient(bug, w1, w2, x):
     """Gradients through the all-gather of FSDP and the psum of Megatron, with check_vma."""
 
     def loss(w1, w2):
-        axis = "model" if bug == "gather over the wrong axis" else "data"
         if bug == "gather over the wrong axis":
-            a = lax.all_gather(w1, axis, axis=0, tiled=True)[: w1.shape[0] * 2]
+            a = lax.all_gather(w1, "model", axis=0, tiled=True)[: w1.shape[0] * 2]
         else:
-            a = lax.all_gather(w1, axis, axis=0, tiled=True)
+            a = lax.all_gather(w1, "data", axis=0, tiled=True)
         y = lax.psum(jnp.tanh(x @ a) @ lax.all_gather(w2, "data", axis=1, tiled=True), "model")
         value = jnp.mean(jnp.sin(y))
         return value if bug == "loss not averaged" else lax.pmean(value, "data")
@@ -514,8 +513,7 @@ def sequence_parallel(bug, x, g, w1, w2):
         h = lax.all_gather(rms(x, g), "model", axis=1, tiled=True).reshape(-1, h.shape[1])
     y = jax.nn.silu(h @ w1) @ w2
     if bug == "psum in place of psum_scatter":
-        y = lax.psum(y, "model")
-        y = y[: x.shape[0]]
+        y = lax.psum(y, "model")[: x.shape[0]]
     elif bug == "missing all_gather":
         y = lax.psum(y, "model")
     else:
