@@ -63,10 +63,10 @@ def test_figures_are_those_of_the_plans():
 def test_it_is_antisymmetric():
     this, other = why_programs.plan("megatron_step"), data_parallel()
     there, back = this.diff(other).difference, other.diff(this).difference
-    assert there.costs == back.costs[::-1]
-    assert {(d.name, d.this, d.other) for d in there.values} == {
-        (d.name, d.other, d.this) for d in back.values
-    }
+    assert (there.costs, {(d.name, d.this, d.other) for d in there.values}) == (
+        back.costs[::-1],
+        {(d.name, d.other, d.this) for d in back.values},
+    )
     sent = [(d.made, d.read, d.runs[::-1], d.bytes_per_device[::-1]) for d in there.sent]
     assert set(sent) == {(d.made, d.read, d.runs, d.bytes_per_device) for d in back.sent}
 

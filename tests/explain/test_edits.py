@@ -275,9 +275,11 @@ order = lambda *found: [f.help.text for f in choose(found, 3)]
 
 
 def test_another_split_that_is_no_dearer_than_a_conversion_comes_first():
-    split, conversion = accepted(1, "pin", 8.0), accepted(0, "conversion", 8.0)
-    assert order(conversion, split) == ["pin 1", "conversion 0"]
-    assert order(conversion, accepted(1, "pin", 9.0)) == ["conversion 0", "pin 1"]
+    conversion = accepted(0, "conversion", 8.0)
+    assert [order(conversion, accepted(1, "pin", price)) for price in (8.0, 9.0)] == [
+        ["pin 1", "conversion 0"],
+        ["conversion 0", "pin 1"],
+    ]
 
 
 def test_a_pin_whose_split_a_conversion_takes_back_comes_before_the_conversion():

@@ -87,8 +87,10 @@ def test_a_trace_has_the_intervals_of_the_step(plans, name, tmp_path):
     assert [*lanes.values()][:2] == ["loops", "compute"]
     done = [e for e in events if e["ph"] == "X" and lanes[e["tid"]] != "loops"]
     seconds = Schedule(plans[name].program).seconds
-    assert sum(e["args"]["waited_us"] for e in done) == pytest.approx(1e6 * seconds)
-    assert max(e["ts"] + e["dur"] for e in done) == pytest.approx(1e6 * seconds)
+    assert (
+        sum(e["args"]["waited_us"] for e in done),
+        max(e["ts"] + e["dur"] for e in done),
+    ) == pytest.approx((1e6 * seconds, 1e6 * seconds))
     gathered = [e for e in done if "all_gather" in e["name"]]
     assert gathered or name != "scanned"
     assert all(lanes[e["tid"]].startswith("link") for e in gathered)
@@ -174,8 +176,10 @@ def test_a_mesh_axis_may_be_named_as_the_lane_of_the_device():
     made = sbp.jit(lambda x, w: x @ w, mesh, in_types=("compute:S(1)", "compute:S(0)"))
     program = made.plan(shape(D, H), shape(H, D)).program
     sums = {k: sum(v.values()) for k, v in lane_seconds(Schedule(program)).items()}
-    assert set(sums) == {"compute", "link compute"}
-    assert sum(sums.values()) == pytest.approx(program.cost.seconds)
+    assert (set(sums), sum(sums.values())) == (
+        {"compute", "link compute"},
+        pytest.approx(program.cost.seconds),
+    )
 
 
 def test_branches_are_said_to_share_a_run(plans):

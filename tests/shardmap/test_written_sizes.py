@@ -46,16 +46,20 @@ def test_closures_defaults_and_partial_arguments():
     size = 8
 
     outer = functools.partial(lambda a, b=8, *, c=7: (a, b, c, size), 8)
-    assert written(outer).numbers == {"0": 8, "b": 8, "c": 7, "size": 8}
-    assert alone(outer, "0", "b", "c", "size")() == (1, 1, 0, 1)
+    assert (written(outer).numbers, alone(outer, "0", "b", "c", "size")()) == (
+        {"0": 8, "b": 8, "c": 7, "size": 8},
+        (1, 1, 0, 1),
+    )
 
 
 def test_numbers_in_the_source():
     def body(x):
         return x % 8, [i for i in range(7)], (8, 2)
 
-    assert written(body).numbers == {"8": 8, "7": 7}
-    assert alone(body, "8")(8) == (0, list(range(7)), (1, 2))
+    assert (written(body).numbers, alone(body, "8")(8)) == (
+        {"8": 8, "7": 7},
+        (0, list(range(7)), (1, 2)),
+    )
 
 
 def test_a_function_that_calls_itself():
@@ -140,8 +144,10 @@ def test_modules_of_the_user_and_the_device_count():
 
     small = AxisInCode("model", kinds.N_MODEL)
     assert written(body, small).numbers["N_MODEL"] == kinds.N_MODEL
-    assert alone(body, "N_MODEL", axis=small)(1) == (1, 1)
-    assert body(1) == (kinds.N_MODEL, kinds.N_MODEL)
+    assert (alone(body, "N_MODEL", axis=small)(1), body(1)) == (
+        (1, 1),
+        (kinds.N_MODEL, kinds.N_MODEL),
+    )
     counted = lambda: jax.device_count()
     every = AxisInCode("model", jax.device_count())
     assert written(counted, every).numbers == {"device_count": jax.device_count()}
