@@ -5,11 +5,12 @@ file and what to change there. `tests/test_house.py` runs the rules on `sbp/`.
 """
 
 import ast
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,12 @@ def package(folder: Path = ROOT / "sbp") -> tuple[Module, ...]:
 
 Rule = Callable[[tuple[Module, ...]], Iterator[Violation]]
 
+
+def of_each(rule: Callable[[Module], Iterator[Violation]]) -> Rule:
+    """A rule of all modules that looks at each of them by itself."""
+    return wraps(rule)(lambda modules: itertools.chain.from_iterable(map(rule, modules)))
+
+
 # ---- size ---------------------------------------------------------------------------------------
 
 LONG: Mapping[str, str] = {
@@ -82,43 +89,43 @@ WIDE: Mapping[str, str] = {
 """Functions that may have more than six parameters, each with its reason."""
 
 
-def functions_are_short(modules: tuple[Module, ...]) -> Iterator[Violation]:
+@of_each
+def functions_are_short(m: Module) -> Iterator[Violation]:
     """Functions have at most `MAX_FUNCTION_LINES` lines, their docstrings included."""
-    for m in modules:
-        for name, node in _functions(m.tree):
-            lines = (node.end_lineno or 0) - node.lineno + 1
-            if lines > MAX_FUNCTION_LINES and f"{m.path}: {name}" not in LONG:
-                yield Violation(
-                    f"{m.path}: {name}",
-                    f"{m.path}:{node.lineno}: `{name}` has {lines} lines, at most"
-                    f" {MAX_FUNCTION_LINES}: split it into functions with names",
-                )
-
-
-def parameters_are_few(modules: tuple[Module, ...]) -> Iterator[Violation]:
-    """Functions have at most six parameters, `self` and `cls` not counted."""
-    for m in modules:
-        for name, node in _functions(m.tree):
-            a = node.args
-            every = [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg]
-            count = sum(p is not None and p.arg not in ("self", "cls") for p in every)
-            key = f"{m.path}: {name}"
-            if count > MAX_PARAMETERS and key not in WIDE:
-                yield Violation(
-                    key,
-                    f"{m.path}:{node.lineno}: `{name}` has {count} parameters, at most"
-                    f" {MAX_PARAMETERS}: put those that travel together into a frozen dataclass",
-                )
-
-
-def modules_are_short(modules: tuple[Module, ...]) -> Iterator[Violation]:
-    """Modules have at most `MAX_MODULE_LINES` lines."""
-    for m in modules:
-        lines = m.source.count("\n")
-        if lines > MAX_MODULE_LINES:
+    for name, node in _functions(m.tree):
+        lines = (node.end_lineno or 0) - node.lineno + 1
+        if lines > MAX_FUNCTION_LINES and f"{m.path}: {name}" not in LONG:
             yield Violation(
-                m.path, f"{m.path}: {lines} lines, at most {MAX_MODULE_LINES}: split the module"
+                f"{m.path}: {name}",
+                f"{m.path}:{node.lineno}: `{name}` has {lines} lines, at most"
+                f" {MAX_FUNCTION_LINES}: split it into functions with names",
             )
+
+
+@of_each
+def parameters_are_few(m: Module) -> Iterator[Violation]:
+    """Functions have at most six parameters, `self` and `cls` not counted."""
+    for name, node in _functions(m.tree):
+        a = node.args
+        every = [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg]
+        count = sum(p is not None and p.arg not in ("self", "cls") for p in every)
+        key = f"{m.path}: {name}"
+        if count > MAX_PARAMETERS and key not in WIDE:
+            yield Violation(
+                key,
+                f"{m.path}:{node.lineno}: `{name}` has {count} parameters, at most"
+                f" {MAX_PARAMETERS}: put those that travel together into a frozen dataclass",
+            )
+
+
+@of_each
+def modules_are_short(m: Module) -> Iterator[Violation]:
+    """Modules have at most `MAX_MODULE_LINES` lines."""
+    lines = m.source.count("\n")
+    if lines > MAX_MODULE_LINES:
+        yield Violation(
+            m.path, f"{m.path}: {lines} lines, at most {MAX_MODULE_LINES}: split the module"
+        )
 
 
 def _functions(
@@ -166,30 +173,30 @@ def class_names_are_unique(modules: tuple[Module, ...]) -> Iterator[Violation]:
 # ---- tuning constants ---------------------------------------------------------------------------
 
 
-def constants_are_in_the_table(modules: tuple[Module, ...]) -> Iterator[Violation]:
+@of_each
+def constants_are_in_the_table(m: Module) -> Iterator[Violation]:
     """The table in `docs/constants.md` has every tuning constant with its value, and no other
     row."""
-    for m in modules:
-        for name, here, there in differing(m.path, m.tree):
-            yield Violation(
-                f"{m.path}: {name}",
-                f"{m.path}: `{name}` is {here} here and {there} in docs/constants.md: change its"
-                " row, with the test or benchmark that shows the limit",
-            )
+    for name, here, there in differing(m.path, m.tree):
+        yield Violation(
+            f"{m.path}: {name}",
+            f"{m.path}: `{name}` is {here} here and {there} in docs/constants.md: change its"
+            " row, with the test or benchmark that shows the limit",
+        )
 
 
 # ---- one reader each ----------------------------------------------------------------------------
 
 
-def linecache_is_read_in_source(modules: tuple[Module, ...]) -> Iterator[Violation]:
+@of_each
+def linecache_is_read_in_source(m: Module) -> Iterator[Violation]:
     """`linecache` is imported in `sbp/source/` only."""
-    for m in modules:
-        if not m.path.startswith("sbp/source/"):
-            for line in _imports(m.tree, "linecache"):
-                yield Violation(
-                    m.path,
-                    f"{m.path}:{line}: reads the user's file itself: call `sbp.source` instead",
-                )
+    if not m.path.startswith("sbp/source/"):
+        for line in _imports(m.tree, "linecache"):
+            yield Violation(
+                m.path,
+                f"{m.path}:{line}: reads the user's file itself: call `sbp.source` instead",
+            )
 
 
 OUTSIDE = ("benchmarks", "examples", "tests")
@@ -199,25 +206,23 @@ PUBLIC = ("sbp", "sbp.errors", "sbp.moe")
 """What examples import of sbp: the first two, and the modules of the third."""
 
 
-def the_library_imports_no_example(modules: tuple[Module, ...]) -> Iterator[Violation]:
+@of_each
+def the_library_imports_no_example(m: Module) -> Iterator[Violation]:
     """The package imports neither examples nor benchmarks nor tests, and examples import of the
     package only what is `PUBLIC`."""
-    for m in modules:
-        example = m.path.startswith("examples/")
-        for name, line in _imported(m.tree):
-            top, _, _ = name.partition(".")
-            hidden = top == "sbp" and (
-                "._" in name or not (name in PUBLIC or name.startswith(f"{PUBLIC[-1]}."))
-            )
-            if example and hidden:
-                why = (
-                    "an example uses public names: `sbp`, `sbp.errors` and the modules of `sbp.moe`"
-                )
-            elif not example and top in OUTSIDE:
-                why = f"the package is installed without `{top}`: move what is shared into it"
-            else:
-                continue
-            yield Violation(f"{m.path}: {name}", f"{m.path}:{line}: imports `{name}`: {why}")
+    example = m.path.startswith("examples/")
+    for name, line in _imported(m.tree):
+        top, _, _ = name.partition(".")
+        hidden = top == "sbp" and (
+            "._" in name or not (name in PUBLIC or name.startswith(f"{PUBLIC[-1]}."))
+        )
+        if example and hidden:
+            why = "an example uses public names: `sbp`, `sbp.errors` and the modules of `sbp.moe`"
+        elif not example and top in OUTSIDE:
+            why = f"the package is installed without `{top}`: move what is shared into it"
+        else:
+            continue
+        yield Violation(f"{m.path}: {name}", f"{m.path}:{line}: imports `{name}`: {why}")
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -247,25 +252,21 @@ PATTERNS: Mapping[str, str] = {
 """Modules that may use regular expressions, with what they read; also all of `sbp/source/`."""
 
 
-def patterns_read_what_users_write(modules: tuple[Module, ...]) -> Iterator[Violation]:
+@of_each
+def patterns_read_what_users_write(m: Module) -> Iterator[Violation]:
     """Regular expressions are used only where text from outside is read."""
-    for m in modules:
-        if m.path not in PATTERNS and not m.path.startswith("sbp/source/"):
-            for line in _imports(m.tree, "re"):
-                yield Violation(
-                    m.path,
-                    f"{m.path}:{line}: uses regular expressions: make what is looked for a field"
-                    " of the value; if the text comes from outside, name the module with what it"
-                    " reads in PATTERNS of tests/house.py",
-                )
+    if m.path not in PATTERNS and not m.path.startswith("sbp/source/"):
+        for line in _imports(m.tree, "re"):
+            yield Violation(
+                m.path,
+                f"{m.path}:{line}: uses regular expressions: make what is looked for a field"
+                " of the value; if the text comes from outside, name the module with what it"
+                " reads in PATTERNS of tests/house.py",
+            )
 
 
-def _imports(tree: ast.Module, name: str) -> Iterator[int]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and any(a.name == name for a in node.names):
-            yield node.lineno
-        if isinstance(node, ast.ImportFrom) and node.module == name:
-            yield node.lineno
+def _imports(tree: ast.Module, name: str) -> list[int]:
+    return [line for found, line in _imported(tree) if found == name]
 
 
 # ---- shown text ---------------------------------------------------------------------------------
@@ -284,18 +285,18 @@ READS = frozenset(
 """Methods of `str` that look into a text."""
 
 
-def shown_text_is_not_read(modules: tuple[Module, ...]) -> Iterator[Violation]:
+@of_each
+def shown_text_is_not_read(m: Module) -> Iterator[Violation]:
     """No code looks into a text that is shown: into an attribute named as in `SHOWN`."""
-    for m in modules:
-        for node in ast.walk(m.tree):
-            attribute = _reads_shown(node)
-            if attribute is not None:
-                code = " ".join(ast.unparse(node).split())[:60]
-                yield Violation(
-                    f"{m.path}: {code}",
-                    f"{m.path}:{getattr(node, 'lineno', 0)}: `{code}` looks into `.{attribute}`,"
-                    " which is shown: make the fact a field where the text is made, and read that",
-                )
+    for node in ast.walk(m.tree):
+        attribute = _reads_shown(node)
+        if attribute is not None:
+            code = " ".join(ast.unparse(node).split())[:60]
+            yield Violation(
+                f"{m.path}: {code}",
+                f"{m.path}:{getattr(node, 'lineno', 0)}: `{code}` looks into `.{attribute}`,"
+                " which is shown: make the fact a field where the text is made, and read that",
+            )
 
 
 def _reads_shown(node: ast.AST) -> str | None:
@@ -343,19 +344,19 @@ REGION_READERS = (
 )  # the last one: on purpose, so that it does not share a mistake
 
 
-def regions_are_read_in_trace(modules: tuple[Module, ...]) -> Iterator[Violation]:
+@of_each
+def regions_are_read_in_trace(m: Module) -> Iterator[Violation]:
     """The parameters of `scan`, `while` and `cond` are read in `_jax`, `trace/` and the plan's
     verifier only."""
-    for m in modules:
-        if m.path.startswith(REGION_READERS):
-            continue
-        for node in ast.walk(m.tree):
-            if isinstance(node, ast.Constant) and node.value in REGION_PARAMETERS:
-                yield Violation(
-                    f"{m.path}: {node.value}",
-                    f"{m.path}:{node.lineno}: reads `{node.value}`: ask `sbp.trace.graph` what"
-                    " enters and leaves the region",
-                )
+    if m.path.startswith(REGION_READERS):
+        return
+    for node in ast.walk(m.tree):
+        if isinstance(node, ast.Constant) and node.value in REGION_PARAMETERS:
+            yield Violation(
+                f"{m.path}: {node.value}",
+                f"{m.path}:{node.lineno}: reads `{node.value}`: ask `sbp.trace.graph` what"
+                " enters and leaves the region",
+            )
 
 
 PRIMITIVES = frozenset({*known_primitives(), *FALLBACK, *REFUSED})
@@ -377,33 +378,33 @@ OTHER_MEANINGS: Mapping[str, str] = {
 """Names of primitives that also mean something else: counted only beside an attribute `op`."""
 
 
-def primitives_are_named_in_signatures(modules: tuple[Module, ...]) -> Iterator[Violation]:
+@of_each
+def primitives_are_named_in_signatures(m: Module) -> Iterator[Violation]:
     """Names of primitives are literals only in `signatures/`, `trace/` (with the table of
     collectives) and `_jax`."""
-    for m in modules:
-        if m.path.startswith(PRIMITIVE_PLACES):
-            continue
-        beside = {
-            id(constant)
-            for node in ast.walk(m.tree)
-            if isinstance(node, ast.Compare)
-            and any(isinstance(x, ast.Attribute) and x.attr == "op" for x in ast.walk(node))
-            for constant in ast.walk(node)
-        }
-        defined = {
-            id(argument)
-            for node in ast.walk(m.tree)
-            if isinstance(node, ast.Call) and "Primitive" in ast.unparse(node.func)
-            for argument in node.args
-        }
-        for node in ast.walk(m.tree):
-            if isinstance(node, ast.Constant) and id(node) not in defined:
-                for name in _primitives(node, id(node) in beside):
-                    yield Violation(
-                        f"{m.path}: {name}",
-                        f"{m.path}:{node.lineno}: names the primitive `{name}`: give its rule in"
-                        " sbp/signatures/ a trait and ask for that",
-                    )
+    if m.path.startswith(PRIMITIVE_PLACES):
+        return
+    beside = {
+        id(constant)
+        for node in ast.walk(m.tree)
+        if isinstance(node, ast.Compare)
+        and any(isinstance(x, ast.Attribute) and x.attr == "op" for x in ast.walk(node))
+        for constant in ast.walk(node)
+    }
+    defined = {
+        id(argument)
+        for node in ast.walk(m.tree)
+        if isinstance(node, ast.Call) and "Primitive" in ast.unparse(node.func)
+        for argument in node.args
+    }
+    for node in ast.walk(m.tree):
+        if isinstance(node, ast.Constant) and id(node) not in defined:
+            for name in _primitives(node, id(node) in beside):
+                yield Violation(
+                    f"{m.path}: {name}",
+                    f"{m.path}:{node.lineno}: names the primitive `{name}`: give its rule in"
+                    " sbp/signatures/ a trait and ask for that",
+                )
 
 
 def _primitives(node: ast.Constant, beside_op: bool) -> Iterator[str]:
