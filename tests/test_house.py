@@ -75,17 +75,15 @@ def test_statements_are_counted_without_docstrings():
     assert size.statements(ast.parse('"""A."""\ndef f():\n    """B."""\n    return "c"\n')) == 2
 
 
-def test_examples_use_public_names():
-    examples = house.package(house.ROOT / "examples")
-    assert examples
-    found = [v.message for v in house.the_library_imports_no_example(examples)]
-    assert not found, "\n".join(found)
-
-
-def test_test_modules_are_short():
-    ours = tuple(m for m in house.package(house.ROOT / "tests") if "/jax_tests/" not in m.path)
-    found = [v.message for v in house.modules_are_short(ours)]
-    assert not found, "\n".join(found)
+@pytest.mark.parametrize(
+    ("folder", "rule"),
+    [("examples", "the_library_imports_no_example"), ("tests", "modules_are_short")],
+)
+def test_rule_of_another_folder(folder: str, rule: str):
+    """Examples use public names; test modules are short."""
+    ours = tuple(m for m in house.package(house.ROOT / folder) if "/jax_tests/" not in m.path)
+    found = [v.message for v in RULES[rule](ours)]
+    assert ours and not found, "\n".join(found)
 
 
 def test_tests_of_which_a_part_runs_are_marked():
