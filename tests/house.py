@@ -508,6 +508,13 @@ def witnesses(page: str) -> Iterator[tuple[str, str]]:
                 file = name
 
 
+def has_test(named: str) -> bool:
+    """Whether a test is there that `file::test` names, or one of its cases."""
+    file, _, test = named.partition("::")
+    path = ROOT / file
+    return path.is_file() and f"def {test.split('[')[0]}(" in path.read_text("utf-8")
+
+
 @cache
 def table() -> dict[str, dict[str, Any]]:
     """The rows of the page."""

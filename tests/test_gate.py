@@ -13,6 +13,7 @@ import pytest
 from tests import definitions, lock
 from tests.case_seconds import read_table
 from tests.gate import LIST, Gate
+from tests.house import has_test
 from tests.mutants import mutate
 
 CASES = [f"tests/test_a.py::test_x[{k}]" for k in range(9)]
@@ -38,9 +39,7 @@ def test_the_lists_name_tests():
     assert len(listed.counts) > 20
     newest = LIST.with_name("newest.txt").read_text("utf-8").splitlines()
     for name in (*listed.counts, *listed.cases, *newest):
-        file, _, test = name.partition("::")
-        text = (lock.ROOT / file).read_text("utf-8")
-        assert re.search(rf"def {re.escape(test.split('[')[0])}\(", text), name
+        assert has_test(name), name
 
 
 @pytest.fixture
