@@ -323,10 +323,15 @@ def test_check(words, status, said, folder, command):
             ["model.py:model.method", "--args", "f32[8]", "--mesh", "data=2"],
             "is a method, which keeps the mesh",
         ),
+        # Views that no report can be.
+        *(
+            (["report", "model.py:right", "--args", MATRICES, *views], views[0])
+            for views in (["--json", "--html", "x.html"], ["--short", "--source"], ["--html", ""])
+        ),
     ],
 )
 def test_what_cannot_be_checked(words, said, folder, command):
-    captured = command("check", *words, status=2)
+    captured = command(*(words if words[0] == "report" else ("check", *words)), status=2)
     assert said in captured.err and captured.out == ""
 
 
@@ -382,14 +387,6 @@ def test_a_plan_is_written_as_a_file(folder, command):
     assert "jax.shard_map" in (folder / "out.py").read_text()
     assert "replace it with --force" in command(*words, status=2).err
     command(*words, "--force")
-
-
-@pytest.mark.parametrize(
-    "views", [["--json", "--html", "x.html"], ["--short", "--source"], ["--html", ""]]
-)
-def test_views_that_no_report_can_be(views, folder, command):
-    captured = command("report", "model.py:right", "--args", MATRICES, *views, status=2)
-    assert views[0] in captured.err and captured.out == ""
 
 
 def test_a_shard_map_is_checked(folder, command):
