@@ -1,10 +1,10 @@
 """A program as Python source: each step a line, so that what runs is what is printed."""
 
-import linecache
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tests.edits import run_source
 from tests.fuzz.program import Block, Info, Program, Step
 
 PRELUDE = """\
@@ -139,11 +139,7 @@ def namespace(extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 def load(source: str, name: str, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Executes source whose lines tracebacks and diagnostics can quote; returns its names."""
-    file = f"<{name}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    names = namespace(extra)
-    exec(compile(source, file, "exec"), names)
-    return names
+    return run_source(source, f"<{name}>", namespace(extra))
 
 
 def arguments(program: Program) -> list[Any]:
