@@ -371,9 +371,9 @@ def test_each_trait_is_that_of_these_primitives(question: str):
 
 
 def test_tables_of_traits():
-    assert {n: traits_of(n).monotone for n in EVERY if traits_of(n).monotone} == MONOTONE
-    assert {n: traits_of(n).reduces for n in EVERY if traits_of(n).reduces} == REDUCES
-    assert {n: traits_of(n).scatters for n in EVERY if traits_of(n).scatters} == SCATTERS
+    tables = {"monotone": MONOTONE, "reduces": REDUCES, "scatters": SCATTERS}
+    traits = {n: traits_of(n) for n in EVERY}
+    assert tables == {t: {n: x for n in EVERY if (x := getattr(traits[n], t))} for t in tables}
     plain = {n for n in EVERY if traits_of(n).elementwise or traits_of(n).contracts}
     pointwise = plain | REDUCES.keys() | {"broadcast_in_dim", "squeeze", "transpose"}
     assert {n for n in EVERY if traits_of(n).pointwise} == pointwise
