@@ -573,15 +573,13 @@ def test_formulae():
     def priced(source: int) -> dict[str, float]:
         return {repr(t[0]): sent for t, sent, _ in steps(shape, types[source], (n,), types)}
 
-    b, s0, s1, p = range(4)
-    assert priced(p) == {
-        "B": 2 * 3 / 4 * 96,
-        "S(0)": 3 / 4 * 96,
-        "S(1)": 3 / 4 * 128,
-    }  # six columns in blocks of two
-    assert priced(s0) == {"B": 3 / 4 * 96, "S(1)": 3 / 4 * 32, "P(sum)": 0}
-    assert priced(s1) == {"B": 3 / 4 * 128, "S(0)": 3 / 4 * 32, "P(sum)": 0}
-    assert priced(b) == {"S(0)": 0, "S(1)": 0, "P(sum)": 0}
+    assert {repr(types[source][0]): priced(source) for source in range(4)} == {
+        "B": {"S(0)": 0, "S(1)": 0, "P(sum)": 0},
+        "S(0)": {"B": 3 / 4 * 96, "S(1)": 3 / 4 * 32, "P(sum)": 0},
+        "S(1)": {"B": 3 / 4 * 128, "S(0)": 3 / 4 * 32, "P(sum)": 0},
+        # Six columns in blocks of two.
+        "P(sum)": {"B": 2 * 3 / 4 * 96, "S(0)": 3 / 4 * 96, "S(1)": 3 / 4 * 128},
+    }
 
 
 # ---- the tests can say no -----------------------------------------------------------------------
