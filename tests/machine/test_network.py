@@ -238,7 +238,7 @@ def test_stages_take_the_sides_one_after_the_other(name, devices, factor):
         mesh.collective(kind, (0,)) for kind in ("staged_reduce_scatter", "reduce_scatter")
     )
     assert (staged.seconds_per_byte, staged.seconds) == pytest.approx(
-        (factor * once.seconds_per_byte, 2 * once.seconds), rel=1e-6, abs=1e-15
+        (factor * once.seconds_per_byte, 2 * once.seconds)
     )
 
 
@@ -618,7 +618,7 @@ def test_an_axis_across_slices_has_the_network_between_them():
     for mesh, position in ((outer, 0), (inner, 1)):
         link = mesh.collective("all_gather", (position,))
         assert (link.seconds, link.seconds_per_byte) == pytest.approx(
-            (mesh.hardware.latency_seconds + 20e-6, 8 / 25e9), rel=1e-6, abs=1e-15
+            (mesh.hardware.latency_seconds + 20e-6, 8 / 25e9)
         )
     whole = sliced((2, 16), ("a", "b"), np.zeros(32, int))
     assert outer.collective("all_gather", (1,)) == inner.collective("all_gather", (0,))
