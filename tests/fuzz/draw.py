@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fuzz.laws import Law
-from tests.fuzz.program import FLOATS, Block, Info, Step
+from tests.fuzz.program import FLOATS, Block, Info
 
 SIZES = (1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 8, 12, 13, 16)
 MAX_ELEMENTS = 2048
@@ -249,15 +249,3 @@ def data_of(info: Info, seed: int) -> str:
                 scale = f" / {2**info.grid}" if info.grid else ""
                 return f"np.asarray({rng}.integers({-n}, {n + 1}, {shape}){scale}).{cast}"
             return f"np.asarray({rng}.normal(size={shape})).{cast}"
-
-
-def own_step(
-    op: Op,
-    targets: tuple[str, ...],
-    text: str,
-    args: tuple[tuple[str, str], ...],
-    infos: tuple[Info, ...],
-    d: Draw,
-) -> Step:
-    """The step of a finished draw."""
-    return Step(op.name, targets, text, args, infos, tuple(d.blocks.items()))

@@ -26,7 +26,6 @@ from tests.fuzz.draw import (
     data_of,
     draw_op,
     fresh_info,
-    own_step,
     suits,
 )
 from tests.fuzz.laws import settled
@@ -120,11 +119,10 @@ class Scope:
             text, args = draw_op(op, draw)
         except Skip:
             return False
-        step = own_step(op, ("v",), text, args, (), draw)
+        step = Step(op.name, ("v",), text, args, (), tuple(draw.blocks.items()))
         # The trace gives shapes, and JAX's own word on whether the operation is well-typed.
-        names = [n for n in dict.fromkeys(n for _, n in self.visible()) if n]
-        avals = {n: i for n, i in [*self.outer, *self.own]}
-        used = [n for n in names if n in reads(step)]
+        avals = dict([*self.outer, *self.own])
+        used = [n for n in avals if n in reads(step)]
         source = "\n".join(block_lines(Block(", ".join(used), "", (step,), ("v",), "{0}"), "op"))
         scratch = dict(self.state.names)
         exec(compile(source, "<operation>", "exec"), scratch)
@@ -179,10 +177,6 @@ class Scope:
             self.steps.append(
                 Step("key_data", (target,), "jax.random.key_data({k})", (("k", name),), (made,))
             )
-
-    def visible(self) -> list[tuple[Info, str]]:
-        """All values that may be read."""
-        return [(i, n) for n, i in [*self.outer, *self.own]]
 
     def grow(self, equations: int, ops: Sequence[Op]) -> None:
         """Adds operations until there are `equations`."""
@@ -328,22 +322,14 @@ def primitives_of(jaxpr: Any) -> list[str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """A program and what it is made of."""
-
-    program: Program
-    primitives: frozenset[str]
-
-
 def generate(seed: int, policy: str | None = None, mesh: tuple[int, ...] | None = None) -> Program:
     """The program of a seed; `policy` and `mesh` override what the seed would choose."""
-    return generated(seed, policy, mesh).program
+    return generated(seed, policy, mesh)[0]
 
 
 def generated(
     seed: int, policy: str | None = None, mesh: tuple[int, ...] | None = None
-) -> Generated:
+) -> tuple[Program, frozenset[str]]:
     """The program of a seed, with the primitives of its forward pass."""
     rng = random.Random(f"sbp-{seed}")
     own = rng.choice(MESHES)
@@ -388,4 +374,4 @@ def generated(
     if rng.random() < 0.5:
         program = replace(program, hardware=SENDS_FREELY)
     program = replace(program, padded=rng.random() < 0.3)
-    return Generated(program, frozenset(state.primitives))
+    return program, frozenset(state.primitives)

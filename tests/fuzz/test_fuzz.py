@@ -13,10 +13,10 @@ from sbp.signatures import rule as rules
 from sbp.signatures.rule import Row, names
 from sbp.types import Split
 from tests.fuzz import annotations, tables
-from tests.fuzz.generate import Generated, generate, generated
+from tests.fuzz.generate import generate, generated
 from tests.fuzz.minimise import minimise
 from tests.fuzz.oracle import judge
-from tests.fuzz.program import Step
+from tests.fuzz.program import Program, Step
 from tests.fuzz.source import arguments, file_source, function_source, load
 from tests.fuzz.worker import in_the_same_way
 from tests.slices import sliced
@@ -47,8 +47,11 @@ def test_equals_one_device(seed: int):
     assert not outcome.failed, f"{outcome.verdict}: {outcome.detail}\n{file_source(program)}"
 
 
+Many = list[tuple[Program, frozenset[str]]]
+
+
 @pytest.fixture(scope="module")
-def many() -> list[Generated]:
+def many() -> Many:
     return [generated(seed) for seed in range(COVERAGE)]
 
 
@@ -60,20 +63,20 @@ def _ops(steps: tuple[Step, ...]) -> Counter[str]:
     return found
 
 
-def test_every_operation_is_used(many: list[Generated]):
-    used = set().union(*(_ops(g.program.steps) for g in many))
+def test_every_operation_is_used(many: Many):
+    used = set().union(*(_ops(program.steps) for program, _ in many))
     rare = {op.name for op in tables.ALL if op.weight < 0.5}
     unused = (tables.BY_NAME.keys() | set(annotations.NAMES)) - used - rare
     assert not unused, sorted(unused)
 
 
-def test_primitives_appear(many: list[Generated]):
-    missing = set(PRIMITIVES) - set().union(*(g.primitives for g in many))
+def test_primitives_appear(many: Many):
+    missing = set(PRIMITIVES) - set().union(*(primitives for _, primitives in many))
     assert not missing, sorted(missing)
 
 
-def test_settings_vary(many: list[Generated]):
-    programs = [g.program for g in many]
+def test_settings_vary(many: Many):
+    programs = [program for program, _ in many]
     assert {p.boxing for p in programs} == {"auto", "reduce", "explicit"}
     assert {len(p.mesh) for p in programs} == {1, 2, 3}
     for what in (
