@@ -37,26 +37,25 @@ FAILURES = ("mismatch", "no-typing", "crash", "time-out")
 class Tally:
     """What has happened so far."""
 
-    verdicts: Counter[str] = field(default_factory=Counter)
-    meshes: Counter[str] = field(default_factory=Counter)
-    policies: Counter[str] = field(default_factory=Counter)
-    failed: list[int] = field(default_factory=list)
+    programs: list[tuple[int, str, str, str]] = field(default_factory=list)
+    """The seed, the verdict, the mesh and the policy of each."""
     started: float = field(default_factory=time.monotonic)
 
-    def add(self, seed: int, verdict: str, mesh: str = "?", policy: str = "?") -> None:
-        """Counts one program."""
-        self.verdicts[verdict] += 1
-        self.meshes[mesh] += 1
-        self.policies[policy] += 1
-        if verdict in FAILURES:
-            self.failed.append(seed)
+    @property
+    def failed(self) -> list[int]:
+        """The seeds of the programs that failed."""
+        return sorted(seed for seed, verdict, *_ in self.programs if verdict in FAILURES)
+
+    def counts(self, column: int) -> str:
+        """How many programs have which verdict (1), mesh (2) or policy (3), failures left out."""
+        found = Counter(program[column] for program in self.programs)
+        return ", ".join(f"{k} {n}" for k, n in sorted(found.items()) if k not in FAILURES)
 
     def line(self) -> str:
         """Rates and counts in one line."""
-        rate = sum(self.verdicts.values()) / max(1e-9, time.monotonic() - self.started)
-        parts = [f"{k} {v}" for k, v in sorted(self.verdicts.items()) if k not in FAILURES]
+        rate = len(self.programs) / max(1e-9, time.monotonic() - self.started)
         return (
-            f"{rate:.2f}/s  {', '.join(parts)}  [{'red' if self.failed else 'green'}]failed"
+            f"{rate:.2f}/s  {self.counts(1)}  [{'red' if self.failed else 'green'}]failed"
             f" {len(self.failed)}[/]"
         )
 
@@ -109,7 +108,7 @@ def fuzz(seeds: list[int], options: argparse.Namespace, console: Console) -> Tal
     tally, left = Tally(), list(seeds)
 
     def count(seed: int, verdict: str, about: dict[str, Any]) -> None:
-        tally.add(seed, verdict, about.get("mesh", "?"), about.get("policy", "?"))
+        tally.programs.append((seed, verdict, about.get("mesh", "?"), about.get("policy", "?")))
         left.remove(seed)
         done = len(seeds) - len(left)
         if done % 50 == 0:
@@ -216,18 +215,12 @@ def main() -> int:
     options = parser.parse_args()
     console = Console()
     tally = fuzz(options.seeds, options, console)
-    n = sum(tally.verdicts.values())
-    console.print(
-        f"{n} programs in {time.monotonic() - tally.started:.0f} s: {tally.line()}", highlight=False
-    )
-    for what in (tally.meshes, tally.policies):
-        console.print(
-            "  " + ", ".join(f"{k} {v}" for k, v in sorted(what.items())), highlight=False
-        )
+    took = f"{len(tally.programs)} programs in {time.monotonic() - tally.started:.0f} s"
+    console.print(f"{took}: {tally.line()}", highlight=False)
+    for column in (2, 3):
+        console.print(f"  {tally.counts(column)}", highlight=False)
     if tally.failed:
-        console.print(
-            f"failed: --seeds {','.join(map(str, sorted(tally.failed)))}", highlight=False
-        )
+        console.print(f"failed: --seeds {','.join(map(str, tally.failed))}", highlight=False)
     return 1 if tally.failed else 0
 
 
