@@ -6,11 +6,12 @@ The primitive itself runs on the parts. Parameters that are sizes of a whole ope
 become the sizes of its part.
 """
 
+import functools
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -183,64 +184,50 @@ class Enumeration:
     Arguments:
       eqn: the equation, with values.
       redraw: gives its operands by a seed; a row must hold for all seeds.
-      compiled: kernels, by the shapes of the parts.
-      cache: operands, parts and results, by their seed.
     """
 
     eqn: Equation
     redraw: Callable[[Equation, int], tuple[Any, ...]] = redrawn
-    compiled: dict[Any, Any] = field(default_factory=dict)
-    cache: dict[Any, Any] = field(default_factory=dict)
 
-    def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key not in self.cache:
-            self.cache[key] = make()
-        return self.cache[key]
+    def __post_init__(self) -> None:
+        for kept in ("values", "kernel", "parts", "want"):  # as long as the enumeration lives
+            setattr(self, kept, functools.cache(getattr(self, kept)))
 
     def values(self, seed: int) -> tuple[Any, ...]:
-        return self.once(("values", seed), lambda: self.redraw(self.eqn, seed))
+        return self.redraw(self.eqn, seed)
 
     def kernel(self, ins: tuple[tuple[int, ...], ...], outs: tuple[tuple[int, ...], ...]) -> Any:
         """The primitive on parts of some shapes; None where JAX's shape rules refuse them or give
         others."""
         op = self.eqn.op
-        if (ins, outs) not in self.compiled:
-            found = None
-            if op.name in LAPACK and (
-                len({s[0] for s in ins}) > 1
-                or [s[1:] for s in ins] != [s[1:] for s in self.whole()[0]]
-            ):
-                self.compiled[ins, outs] = (
-                    None  # it would read beyond the shorter operand, which JAX lets pass
-                )
-                return None
-            variants = [
-                dict(op.params),
-                localised(op.params, op.outs, outs),
-                localised(op.params, op.ins, ins),
+        if op.name in LAPACK and (
+            len({s[0] for s in ins}) > 1 or [s[1:] for s in ins] != [s[1:] for s in self.whole()[0]]
+        ):
+            return None  # it would read beyond the shorter operand, which JAX lets pass
+        variants = [
+            dict(op.params),
+            localised(op.params, op.outs, outs),
+            localised(op.params, op.ins, ins),
+        ]
+        for params in variants if (ins, outs) != self.whole() else variants[:1]:
+            run = jax.jit(lambda *args, params=params: _jax.bind(self.eqn.primitive, args, params))
+            specs = [
+                jax.ShapeDtypeStruct(shape, a.dtype) for shape, a in zip(ins, op.ins, strict=True)
             ]
-            for params in variants if (ins, outs) != self.whole() else variants[:1]:
-                run = lambda *args, params=params: _jax.bind(self.eqn.primitive, args, params)
-                specs = [
-                    jax.ShapeDtypeStruct(shape, a.dtype)
-                    for shape, a in zip(ins, op.ins, strict=True)
-                ]
-                try:
-                    results = jax.jit(run).lower(*specs).out_info
-                except (
-                    TypeError,
-                    ValueError,
-                    AssertionError,
-                    ZeroDivisionError,
-                    IndexError,
-                    MLIRError,
-                ):
-                    continue
-                if tuple(tuple(r.shape) for r in results) == outs:
-                    found = jax.jit(run)
-                    break
-            self.compiled[ins, outs] = found
-        return self.compiled[ins, outs]
+            try:
+                results = run.lower(*specs).out_info
+            except (
+                TypeError,
+                ValueError,
+                AssertionError,
+                ZeroDivisionError,
+                IndexError,
+                MLIRError,
+            ):
+                continue
+            if tuple(tuple(r.shape) for r in results) == outs:
+                return run
+        return None
 
     def whole(self) -> tuple[Any, Any]:
         return tuple(tuple(a.shape) for a in self.eqn.op.ins), tuple(
@@ -249,13 +236,11 @@ class Enumeration:
 
     def parts(self, position: int, atom: Atom, n: int, seed: int) -> list[Any]:
         value = self.values(seed)[position]
-        rng = lambda: np.random.default_rng([seed, position, n])
-        make = lambda: [keys_like(p, value) for p in parts(words_of(value), atom, n, rng())]
-        return self.once((position, atom, n, seed), make)
+        rng = np.random.default_rng([seed, position, n])
+        return [keys_like(p, value) for p in parts(words_of(value), atom, n, rng)]
 
     def want(self, seed: int) -> list[np.ndarray]:
-        run = lambda: [words_of(x) for x in self.kernel(*self.whole())(*self.values(seed))]
-        return self.once(("want", seed), run)
+        return [words_of(x) for x in self.kernel(*self.whole())(*self.values(seed))]
 
     def holds(
         self, ins: tuple[Atom, ...], outs_of: Sequence[Sequence[Atom]], n: int
