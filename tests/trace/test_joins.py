@@ -69,34 +69,28 @@ JOINED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
     "in a loop": (looped, (X,), 1),
 }
 
-APART: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    "half of it": (lambda x: jnp.concatenate([-x[4:], x[:4]]), (X,)),
-    "a small slice": (lambda x, new: jnp.concatenate([new, x[:3]]), (X, NEW)),
-    "strided": (lambda x: jnp.concatenate([x[::2], x[1::2]]), (X,)),
-    "cut along another dim": (lambda x: jnp.concatenate([x[:, :2], x[:, 1:]]), (X,)),
+APART: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
+    "half of it": (lambda x: jnp.concatenate([-x[4:], x[:4]]), (X,), 0),
+    "a small slice": (lambda x, new: jnp.concatenate([new, x[:3]]), (X, NEW), 0),
+    "strided": (lambda x: jnp.concatenate([x[::2], x[1::2]]), (X,), 0),
+    "cut along another dim": (lambda x: jnp.concatenate([x[:, :2], x[:, 1:]]), (X,), 0),
     "overlapping pads": (
         lambda ct: jax.linear_transpose(lambda x: jnp.concatenate([x[:5], x[3:]]), X)(ct)[0],
         (np.ones((10, 3), np.float32),),
+        0,
     ),
-    "computed between": (lambda x: jnp.concatenate([x[7:] * 2, x[:7] * 2]), (X,)),
+    "computed between": (lambda x: jnp.concatenate([x[7:] * 2, x[:7] * 2]), (X,), 0),
 }
 
 
-@pytest.mark.parametrize("case", JOINED)
-def test_joined(case: str):
-    fn, args, count = JOINED[case]
+@pytest.mark.parametrize("case", JOINED | APART)
+def test_joined_or_apart(case: str):
+    fn, args, count = (JOINED | APART)[case]
     graph = graph_of(fn, args)
     assert ops(graph).count("join_slices") == count
-    if case != "gradient of shift":  # the gradient of `new` is a slice by itself
+    # The gradient of `new` is a slice by itself.
+    if case in JOINED and case != "gradient of shift":
         assert not {"slice", "split", "pad", "concatenate", "add_any"} & set(ops(graph))
-    assert_same_values(graph, fn, args)
-
-
-@pytest.mark.parametrize("case", APART)
-def test_apart(case: str):
-    fn, args = APART[case]
-    graph = graph_of(fn, args)
-    assert "join_slices" not in ops(graph)
     assert_same_values(graph, fn, args)
 
 
