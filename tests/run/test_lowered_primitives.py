@@ -73,15 +73,10 @@ def test_sparse_products():
     np.testing.assert_allclose(got, jax.grad(loss)(matrix.data, v), rtol=1e-6)
 
 
-def partitioned(function):
-    """A function with a partitioning of its own, which a plan does not call."""
+def partitioned(function, rule, *whole, **options):
+    """A function with a partitioning of its own; its factors `whole` need replication."""
     found = custom_partitioning(function)
-    found.def_partition(
-        infer_sharding_from_operands=lambda *a: None,
-        partition=lambda *a: None,
-        sharding_rule="i j, j k -> i k",
-        need_replication_factors=("j",),
-    )
+    found.def_partition(sharding_rule=rule, need_replication_factors=whole, **options)
     return found
 
 
@@ -90,9 +85,11 @@ projected = lambda x, w: jnp.tanh(x / jnp.linalg.norm(x, axis=1, keepdims=True))
 
 @pytest.mark.parametrize("function", [projected, lambda x, w: x @ w])
 def test_partitioned_functions_are_split(function):
+    """A plan does not call their own partitioning."""
     x, w = jnp.arange(64.0).reshape(16, 4), jnp.ones((4, 3))
-    mesh = sbp.make_mesh((8,), ("data",))
-    f = sbp.jit(partitioned(function), mesh, in_types=("data:S(0)", "B"))
+    nothing = dict.fromkeys(("infer_sharding_from_operands", "partition"), lambda *a: None)
+    own = partitioned(function, "i j, j k -> i k", "j", **nothing)
+    f = sbp.jit(own, sbp.make_mesh((8,), ("data",)), in_types=("data:S(0)", "B"))
     assert f.plan(x, w).cost.bytes_per_device == 0
     np.testing.assert_allclose(f(x, w), function(x, w), rtol=1e-6)
 
@@ -120,11 +117,7 @@ def stated(function, rule, *whole, partition=None):
     def keeps(mesh, ins, out):
         return mesh, opaque(function), out.sharding, tuple(x.sharding for x in ins)
 
-    found = custom_partitioning(opaque(function))
-    found.def_partition(
-        partition=partition or keeps, sharding_rule=rule, need_replication_factors=whole
-    )
-    return found
+    return partitioned(opaque(function), rule, *whole, partition=partition or keeps)
 
 
 def split_of(plan):
@@ -275,13 +268,8 @@ def on_platforms(x):
 @pytest.mark.parametrize(("function", "kept"), [(branches, True), (on_platforms, False)])
 def test_kernels_in_branches(function, kept):
     """A function is opaque if a branch that may run is."""
-    found = custom_partitioning(function)
-    found.def_partition(
-        partition=lambda mesh, ins, out: (mesh, function, out.sharding, (ins[0].sharding,)),
-        sharding_rule="i j -> i j",
-        need_replication_factors=("i",),
-    )
-    x = jnp.ones((4, 8))
+    partition = lambda mesh, ins, out: (mesh, function, out.sharding, (ins[0].sharding,))
+    found, x = partitioned(function, "i j -> i j", "i", partition=partition), jnp.ones((4, 8))
     f = sbp.jit(found, line(), in_types="data:S(1)")
     assert ("custom_partitioning" in str(f.plan(x))) == kept
     np.testing.assert_allclose(f(x), function(x), rtol=1e-6)
@@ -292,11 +280,8 @@ def test_effects_in_a_kernel_with_a_sharding_rule(capfd):
         jax.debug.print("once")
         return opaque(jnp.sin)(x)
 
-    found = custom_partitioning(printing)
-    found.def_partition(
-        partition=lambda mesh, ins, out: (mesh, printing, out.sharding, (ins[0].sharding,)),
-        sharding_rule="i -> i",
-    )
+    partition = lambda mesh, ins, out: (mesh, printing, out.sharding, (ins[0].sharding,))
+    found = partitioned(printing, "i -> i", partition=partition)
     with pytest.warns(sbp.SbpWarning, match="missing-rule: primitive 'pallas_call"):
         sbp.jit(found, line(), in_types="data:S(0)")(jnp.ones(8)).block_until_ready()
     jax.effects_barrier()
