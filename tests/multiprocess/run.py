@@ -5,6 +5,7 @@ eight simulated devices are shared out among them. A test passes where it passes
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 from xml.etree import ElementTree
@@ -48,15 +49,6 @@ class Ended:
         return all(code == 0 for code in self.codes)
 
 
-@dataclass(slots=True)
-class _Member:
-    """One process of a group."""
-
-    process: subprocess.Popen[bytes]
-    reader: threading.Thread
-    lines: list[str] = field(default_factory=list)
-
-
 def together(
     commands: Sequence[Sequence[str]],
     environments: Sequence[dict[str, str]],
@@ -76,7 +68,7 @@ def together(
       out: where lines are printed, each behind the number of its process; None for nowhere.
     """
     lock = threading.Lock()
-    members: list[_Member] = []
+    said: list[list[str]] = [[] for _ in commands]
 
     def read(number: int, stream: IO[bytes]) -> None:
         with stream:
@@ -85,12 +77,12 @@ def together(
                     continue
                 text = line.decode(errors="replace").rstrip()
                 with lock:
-                    members[number].lines.append(text)
+                    said[number].append(text)
                     if out is not None:
                         print(f"[{number}] {text}", file=out, flush=True)
 
-    for number, (command, environment) in enumerate(zip(commands, environments, strict=True)):
-        process = subprocess.Popen(
+    processes = [
+        subprocess.Popen(
             command,
             cwd=ROOT,
             env=os.environ | environment,
@@ -99,30 +91,33 @@ def together(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        assert process.stdout is not None
-        reader = threading.Thread(target=read, args=(number, process.stdout), daemon=True)
-        members.append(_Member(process, reader))
-    for member in members:
-        member.reader.start()
+        for command, environment in zip(commands, environments, strict=True)
+    ]
+    readers = [
+        threading.Thread(target=read, args=(number, process.stdout), daemon=True)
+        for number, process in enumerate(processes)
+    ]
+    for reader in readers:
+        reader.start()
     killed: set[int] = set()
     why = ""
     try:
-        why = _wait(members, seconds, grace)
-        killed = {m.process.pid for m in members if m.process.poll() is None}
+        why = _wait(processes, seconds, grace)
+        killed = {p.pid for p in processes if p.poll() is None}
     finally:
-        _kill(members)
-    for member in members:
-        member.reader.join(timeout=ABORT_SECONDS)
-    codes = [None if m.process.pid in killed else m.process.returncode for m in members]
-    return Ended(codes, [m.lines for m in members], why if killed else "")
+        _kill(processes)
+    for reader in readers:
+        reader.join(timeout=ABORT_SECONDS)
+    codes = [None if p.pid in killed else p.returncode for p in processes]
+    return Ended(codes, said, why if killed else "")
 
 
-def _wait(members: Sequence[_Member], seconds: float, grace: float) -> str:
+def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float, grace: float) -> str:
     """Waits until all processes have ended, or the rest has to be killed; returns why."""
     end, why = time.monotonic() + seconds, f"{seconds:.0f} seconds were over"
     failed = False
     while time.monotonic() < end:
-        codes = [m.process.poll() for m in members]
+        codes = [p.poll() for p in processes]
         if None not in codes:
             break
         if not failed and any(codes):
@@ -131,24 +126,22 @@ def _wait(members: Sequence[_Member], seconds: float, grace: float) -> str:
             if (soon := time.monotonic() + grace) < end:
                 end, why = soon, f"process {first} had failed"
         try:
-            members[codes.index(None)].process.wait(timeout=0.1)
+            processes[codes.index(None)].wait(timeout=0.1)
         except subprocess.TimeoutExpired:
             continue
     return why
 
 
-def _kill(members: Sequence[_Member]) -> None:
+def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """Ends what still runs: first with a signal at which pytest names the case that ran, then with
     one at which Python writes its stack."""
     for sent in (signal.SIGTERM, signal.SIGABRT, signal.SIGKILL):
-        running = [m for m in members if m.process.poll() is None]
-        for member in running:
-            os.killpg(member.process.pid, sent)
-        for member in running:
-            try:
-                member.process.wait(timeout=ABORT_SECONDS)
-            except subprocess.TimeoutExpired:
-                continue
+        running = [p for p in processes if p.poll() is None]
+        for process in running:
+            os.killpg(process.pid, sent)
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=ABORT_SECONDS)
 
 
 def verdicts(reports: Sequence[Path]) -> dict[str, str]:
