@@ -210,20 +210,22 @@ def other_type(rng, c, source):
     atoms[k] = other_atom(rng, atoms[k], 1 if value is None else len(shapes[value][1]))
 
 
+def changed(found, change):
+    """A forgery that changes one of what a function finds in a certificate."""
+
+    def forge(rng, c):
+        change(rng, c, pick(rng, found(c)))
+
+    return forge
+
+
+made = lambda kind: lambda c: [block[k] for block, k in instructions(c, kind)]
+anywhere = lambda c: instructions(c, "run") + 3 * instructions(c, "convert")
+
+
 def typed(side):
-    def forge(rng, c):
-        block, k = pick(rng, [x for x in instructions(c, "run") if x[0][x[1]][side]])
-        other_type(rng, c, pick(rng, block[k][side]))
-
-    return forge
-
-
-def step_changed(change):
-    def forge(rng, c):
-        block, k = pick(rng, instructions(c, "convert"))
-        change(rng, c, block[k])
-
-    return forge
+    ends = lambda c: [run[side] for run in made("run")(c) if run[side]]
+    return changed(ends, lambda rng, c, sources: other_type(rng, c, pick(rng, sources)))
 
 
 def other_axis(rng, c, box):
@@ -252,13 +254,8 @@ def other_bytes(rng, c, box):
     pick(rng, [s for s in box["steps"] if "bytes" in s])["bytes"] *= float(rng.uniform(0.5, 0.99))
 
 
-def dropped(rng, c):
-    block, k = pick(rng, instructions(c, "run") + 3 * instructions(c, "convert"))
-    del block[k]
-
-
-def doubled(rng, c):
-    block, k = pick(rng, instructions(c, "run") + 3 * instructions(c, "convert"))
+def doubled(rng, c, place):
+    block, k = place
     block.insert(k, copy.deepcopy(block[k]))
 
 
@@ -275,15 +272,13 @@ def swapped(rng, c):
     block[k], block[j] = block[j], block[k]
 
 
-def other_operand(rng, c):
-    block, k = pick(rng, [x for x in instructions(c, "run") if x[0][x[1]]["in"]])
-    source = pick(rng, [s for s in block[k]["in"] if s[0] is not None])
+def other_operand(rng, c, operands):
+    source = pick(rng, [s for s in operands if s[0] is not None])
     source[0] = (source[0] + int(rng.integers(1, 4))) % len(c["program"]["values"])
 
 
-def other_operation(rng, c):
-    block, k = pick(rng, instructions(c, "run"))
-    block[k]["run"] += int(rng.integers(1, 4))
+def other_operation(rng, c, run):
+    run["run"] += int(rng.integers(1, 4))
 
 
 def other_claim(rng, c):
@@ -312,15 +307,9 @@ def other_primitive(rng, c):
     operation["op"] = name
 
 
-def other_parameter(rng, c):
-    products = [o for o in operations(c) if o["op"] == "dot_general"]
-    contract = pick(rng, products)["params"]["dimension_numbers"][0]
+def other_parameter(rng, c, product):
+    contract = product["params"]["dimension_numbers"][0]
     contract[0] = [d + 1 for d in contract[0]] or [0]
-
-
-def other_program_operand(rng, c):
-    operation = pick(rng, [o for o in operations(c) if len({*map(str, o["in"])}) > 1])
-    operation["in"].reverse()
 
 
 def other_result(rng, c):
@@ -330,17 +319,15 @@ def other_result(rng, c):
     out[0], out[1] = out[1], out[0]
 
 
-def other_carry(rng, c):
-    block, k = pick(rng, instructions(c, "loop"))
-    other_type(rng, c, pick(rng, block[k]["bodies"][0][pick(rng, ["in", "out"])]))
+def other_carry(rng, c, loop):
+    other_type(rng, c, pick(rng, loop["bodies"][0][pick(rng, ["in", "out"])]))
 
 
 def other_trips(rng, c):
     pick(rng, [o for o in operations(c) if "trips" in o])["trips"] += int(rng.integers(1, 5))
 
 
-def other_shape(rng, c):
-    shape = pick(rng, [s for _, s in c["program"]["values"] if s])
+def other_shape(rng, c, shape):
     shape[int(rng.integers(len(shape)))] *= 2
 
 
@@ -407,26 +394,33 @@ def not_a_number(rng, c):
 FORGERIES: dict[str, Any] = {
     "the type of an operand": typed("in"),
     "the type of a result": typed("out"),
-    "a step on another axis": step_changed(other_axis),
-    "a conversion of another value": step_changed(other_value),
-    "a step to another type": step_changed(other_target),
-    "another collective": step_changed(other_kind),
-    "fewer bytes in a step": step_changed(other_bytes),
+    "a step on another axis": changed(made("convert"), other_axis),
+    "a conversion of another value": changed(made("convert"), other_value),
+    "a step to another type": changed(made("convert"), other_target),
+    "another collective": changed(made("convert"), other_kind),
+    "fewer bytes in a step": changed(made("convert"), other_bytes),
     "another total of bytes": other_total,
-    "an instruction dropped": dropped,
-    "an instruction doubled": doubled,
+    "an instruction dropped": changed(anywhere, lambda rng, c, place: place[0].pop(place[1])),
+    "an instruction doubled": changed(anywhere, doubled),
     "an instruction after its reader": swapped,
-    "another operand": other_operand,
-    "another operation": other_operation,
+    "another operand": changed(
+        lambda c: [run["in"] for run in made("run")(c) if run["in"]], other_operand
+    ),
+    "another operation": changed(made("run"), other_operation),
     "another claim at the boundary": other_claim,
     "a larger mesh": other_mesh,
     "another primitive": other_primitive,
-    "another parameter": other_parameter,
-    "operands of the program reversed": other_program_operand,
+    "another parameter": changed(
+        lambda c: [o for o in operations(c) if o["op"] == "dot_general"], other_parameter
+    ),
+    "operands of the program reversed": changed(
+        lambda c: [o["in"] for o in operations(c) if len({*map(str, o["in"])}) > 1],
+        lambda rng, c, operands: operands.reverse(),
+    ),
     "results exchanged": other_result,
-    "another type in a loop": other_carry,
+    "another type in a loop": changed(made("loop"), other_carry),
     "another number of trips": other_trips,
-    "another shape": other_shape,
+    "another shape": changed(lambda c: [s for _, s in c["program"]["values"] if s], other_shape),
     "a higher bound": figure("bound", 1.01),
     "fewer seconds": figure("seconds", 0.9),
     "a cheaper choice": figure("chosen", 0.9),
