@@ -139,8 +139,10 @@ def test_deltas_are_of_bleu_where_there_are_enough_sentences():
 def test_deltas_are_of_chrf_where_one_language_has_few_sentences_and_the_best_other_counts():
     result = scored(("sw", "de", "fr"))
     found = language_deltas(result, ["one", "two"], {"de": 300, "fr": 300, "sw": 10})
-    assert found.measure == "chrF"
-    assert [one.language for one in found.languages] == ["de", "fr", "sw"]
+    assert (found.measure, [one.language for one in found.languages]) == (
+        "chrF",
+        ["de", "fr", "sw"],
+    )
     both = {score.name: score.systems for score in result.languages}
     for one in found.languages:
         assert one.baseline == max(both[one.language][name].chrf for name in ("one", "two"))
