@@ -228,11 +228,15 @@ def test_summary_recounts_drops():
     )
     assert values["tokens"] == 20 and values["skipped_steps"] == 3
     assert values["drop"] == pytest.approx(8 / 24) and values["imbalance"] == 2.0
-    assert values["encoder/0/load"] == [6, 2] and values["decoder/0/load"] == [8, 0]
-    assert (values["encoder/0/unused"], values["decoder/0/unused"]) == (0, 1)
-    assert values["encoder/0/drop"] == pytest.approx(4 / 12)
-    assert values["encoder/0/entropy"] == pytest.approx(0.4)
-    assert values["decoder/0/aux"] == pytest.approx(1.2)
+    exact = {
+        "encoder/0/load": [6, 2],
+        "decoder/0/load": [8, 0],
+        "encoder/0/unused": 0,
+        "decoder/0/unused": 1,
+    }
+    assert values.items() >= exact.items()
+    near = {"encoder/0/drop": 4 / 12, "encoder/0/entropy": 0.4, "decoder/0/aux": 1.2}
+    assert {name: values[name] for name in near} == pytest.approx(near)
 
 
 def test_a_dense_model_has_no_numbers_of_experts():
@@ -311,8 +315,10 @@ def test_the_file_goes_on_behind_the_checkpoint(tmp_path):
         log.write(4, {"loss": math.nan, "grad_norm": math.inf})
     steps = read_metrics(tmp_path)
     assert [one["step"] for one in steps] == [1, 3, 4]
-    assert steps[0] == {"step": 1, "loss": 1.0, "encoder/0/load": [1.0, 2.0]}
-    assert steps[2] == {"step": 4, "loss": None, "grad_norm": None}
+    assert steps[::2] == [
+        {"step": 1, "loss": 1.0, "encoder/0/load": [1.0, 2.0]},
+        {"step": 4, "loss": None, "grad_norm": None},
+    ]
     for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 

@@ -75,8 +75,10 @@ def test_each_target_starts_behind_its_own_bos():
     numbers = np.array([[1, 1, 1, 2, 2, 0]], np.int32)
     cfg = dataclasses.replace(MODEL, groups=1, sequences_per_group=2)
     batch = make_batch(target, target, cfg, Segments(numbers, numbers))
-    assert batch.target_in[0].tolist() == [[BOS, 7, 8, BOS, 9, 0], [0] * 6]
-    assert batch.segments.target[0].tolist() == [numbers[0].tolist(), [0] * 6]
+    assert [batch.target_in[0].tolist(), batch.segments.target[0].tolist()] == [
+        [[BOS, 7, 8, BOS, 9, 0], [0] * 6],
+        [numbers[0].tolist(), [0] * 6],
+    ]
     alone = np.array([[7, 8, EOS], [9, EOS, 0]], np.int32)
     assert make_batch(alone, alone, cfg).target_in[0].tolist() == [[BOS, 7, 8], [BOS, 9, 0]]
 
