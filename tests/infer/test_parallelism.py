@@ -168,11 +168,10 @@ def test_the_ways_of_experts(devices, k_times_capacity, ways):
 
 def test_the_two_ways_of_experts_send_the_same_at_the_flip():
     tokens = 16 * 32 * 2048 * 4
-    at, below = moe_plan(4), moe_plan(2)
-    assert at.cost.bytes_per_device == pytest.approx(
-        4 * 3 / 4 * tokens, rel=0.02
-    )  # 4 tensors of k x capacity / D = 1 token each
-    assert below.cost.bytes_per_device == pytest.approx(4 * 1 / 2 * tokens, rel=0.02)
+    # At the flip, 4 tensors of k x capacity / D = 1 token each.
+    wanted = {4: 4 * 3 / 4 * tokens, 2: 4 * 1 / 2 * tokens}
+    sent = {devices: moe_plan(devices).cost.bytes_per_device for devices in wanted}
+    assert sent == pytest.approx(wanted, rel=0.02)
 
 
 def test_two_dimensional_products_when_memory_is_short():

@@ -70,9 +70,8 @@ def test_gshard_table_4(row):
 def test_mesh_tensorflow_table_1(name):
     layout = TABLE1[name]
     plan = plan_layout(layout)
-    assert plan.cost.bytes_per_device == layout.bytes_sent
-    assert local_flops(plan) == layout.flops
-    assert kept_bytes(plan) == layout.kept_bytes
+    found = plan.cost.bytes_per_device, local_flops(plan), kept_bytes(plan)
+    assert found == (layout.bytes_sent, layout.flops, layout.kept_bytes)
     # Temporaries are hidden activations and gradients before their reduction, up to three of each:
     # the table's three terms again.
     temporaries = plan.cost.peak_memory_bytes - layout.kept_bytes
