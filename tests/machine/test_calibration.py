@@ -74,9 +74,7 @@ def test_steps_send_what_their_prices_count():
 
 def test_a_fit_of_measured_times():
     exact = [(1e3, 5e-5 + 1e3 / 2e9), (1e5, 5e-5 + 1e5 / 2e9), (1e8, 5e-5 + 1e8 / 2e9)]
-    start, per_byte = calibrate.fitted(exact)
-    assert start == pytest.approx(5e-5)
-    assert per_byte == pytest.approx(1 / 2e9)
+    assert calibrate.fitted(exact) == pytest.approx((5e-5, 1 / 2e9))
     assert calibrate.fitted([(1e3, 1e-5), (1e6, 1e-5)])[1] > 0  # a time that does not grow
 
 

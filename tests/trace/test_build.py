@@ -527,8 +527,7 @@ def test_numbers_count_within_a_kind_and_carries_return_to_their_entry() -> None
     assert [e.kind for e in interface.exits] == ["predicate", "carry", "carry"]
     for left in interface.leaving(1):
         assert left.entry is interface.entering("carry")[left.number]
-        assert left.entry_position(0) == 1 + left.number
-        assert left.entry_position(1) == 2 + left.number
+        assert [left.entry_position(k) - left.number for k in (0, 1)] == [1, 2]
 
 
 def test_an_amount_is_the_sum_over_trips_or_the_most_of_any_branch() -> None:
