@@ -30,9 +30,13 @@ def assert_same_results(want, got, rtol=1e-5, atol=1e-5) -> None:
     rounding."""
     assert jax.tree.structure(want) == jax.tree.structure(got)
     for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
-        assert isinstance(b, jax.Array) == isinstance(a, jax.Array)
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        assert getattr(a, "weak_type", False) == getattr(b, "weak_type", False)
+        aval = lambda x: (
+            isinstance(x, jax.Array),
+            x.shape,
+            x.dtype,
+            getattr(x, "weak_type", False),
+        )
+        assert aval(a) == aval(b)
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         if a.dtype == jax.dtypes.float0:

@@ -46,8 +46,10 @@ def assert_shards(got: Any, want: Any, *, exact: bool = False) -> None:
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        assert a.sharding.device_set == set(jax.devices())
-        assert len(a.addressable_shards) == len(jax.local_devices())
+        assert (a.sharding.device_set, len(a.addressable_shards)) == (
+            set(jax.devices()),
+            len(jax.local_devices()),
+        )
         whole = np.asarray(b)
         for shard in a.addressable_shards:
             if exact or not np.issubdtype(whole.dtype, np.inexact):
