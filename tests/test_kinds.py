@@ -1,6 +1,7 @@
 """The one place that checks the arguments of public functions."""
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -34,9 +35,8 @@ def test_what_fits_passes():
     ],
 )
 def test_what_does_not_fit_is_refused(args, kwargs, message):
-    with pytest.raises(sbp.SbpError) as caught:
+    with pytest.raises(sbp.SbpError, match=f"^bad-argument: {re.escape(message)}") as caught:
         f(*args, **kwargs)
-    assert str(caught.value).startswith(f"bad-argument: {message}")
     assert isinstance(caught.value, TypeError)
 
 
@@ -143,9 +143,8 @@ SBP: Any = sbp  # wrong calls are meant here
     ],
 )
 def test_public_functions_name_the_argument_and_what_they_take(call, message):
-    with pytest.raises(sbp.SbpError) as caught:
+    with pytest.raises(sbp.SbpError, match=re.escape(message)):
         call()
-    assert message in str(caught.value)
 
 
 ENDLESS: Any = []
