@@ -148,14 +148,10 @@ def today() -> str:
 
 
 def versions() -> str:
-    names = {"jax": "JAX", "libtpu": "libtpu"}
-    found = [f"Python {sys.version.split()[0]}"]
-    for package, name in names.items():
-        try:
-            found.append(f"{name} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ", ".join(found)
+    found = {d.name: d.version for d in importlib.metadata.distributions()}
+    names = (("JAX", "jax"), ("libtpu", "libtpu"))
+    packages = [f"{name} {found[package]}" for name, package in names if package in found]
+    return ", ".join([f"Python {sys.version.split()[0]}", *packages])
 
 
 def commit() -> str:
