@@ -3,8 +3,7 @@
 import random
 from dataclasses import replace
 
-from tests.fuzz.draw import Draw, Op, Want
-from tests.fuzz.laws import moves
+from tests.fuzz.draw import Draw, Op, Want, moves
 from tests.fuzz.program import Info, Program
 
 _ANY = Want("fuibc", empty=True)

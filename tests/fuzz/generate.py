@@ -26,9 +26,9 @@ from tests.fuzz.draw import (
     data_of,
     draw_op,
     fresh_info,
+    settled,
     suits,
 )
-from tests.fuzz.laws import settled
 from tests.fuzz.program import Block, Info, Input, Output, Program, Step, pruned, reads
 from tests.fuzz.source import block_lines, namespace
 from tests.hardware import SENDS_FREELY

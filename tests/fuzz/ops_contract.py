@@ -4,8 +4,7 @@ FFTs."""
 import math
 from typing import Any
 
-from tests.fuzz.draw import Draw, Op, Want
-from tests.fuzz.laws import like, products, smooth
+from tests.fuzz.draw import Draw, Op, Want, like, products, smooth
 from tests.fuzz.ops_elementwise import same
 
 EINSUMS = (  # two operands; the sizes of letters come from the first, new ones from the pool

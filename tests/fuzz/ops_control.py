@@ -3,8 +3,7 @@ inside the program."""
 
 from dataclasses import replace
 
-from tests.fuzz.draw import Body, Draw, Op, Skip, Want
-from tests.fuzz.laws import branches, returned, smooth, whole
+from tests.fuzz.draw import Body, Draw, Op, Skip, Want, branches, returned, smooth, whole
 from tests.fuzz.ops_elementwise import same
 from tests.fuzz.program import Info
 

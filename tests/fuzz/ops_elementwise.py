@@ -3,8 +3,20 @@ complex numbers."""
 
 from collections.abc import Callable
 
-from tests.fuzz.draw import Draw, Op, Slot, Want
-from tests.fuzz.laws import Law, largest, like, moves, products, smooth, sums, whole
+from tests.fuzz.draw import (
+    Draw,
+    Law,
+    Op,
+    Slot,
+    Want,
+    largest,
+    like,
+    moves,
+    products,
+    smooth,
+    sums,
+    whole,
+)
 
 SMOOTH = {
     "tanh": ("jnp.tanh({a})", 1),

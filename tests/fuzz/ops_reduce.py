@@ -2,8 +2,7 @@
 them. Random numbers: keys old and new, made from constants, from data and from each other; bits are
 equal to the last one."""
 
-from tests.fuzz.draw import Draw, Op, Slot, Want
-from tests.fuzz.laws import like, moves, smooth, sums, whole
+from tests.fuzz.draw import Draw, Op, Slot, Want, like, moves, smooth, sums, whole
 from tests.fuzz.ops_elementwise import same
 
 _dims = lambda d: d.dims("a") if d.chance(0.8) else None

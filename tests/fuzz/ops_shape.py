@@ -7,8 +7,7 @@ from typing import Any
 
 from jax import lax
 
-from tests.fuzz.draw import Draw, Op, Slot, Want
-from tests.fuzz.laws import like, moves, smooth, sums, whole
+from tests.fuzz.draw import Draw, Op, Slot, Want, like, moves, smooth, sums, whole
 from tests.fuzz.ops_elementwise import same
 
 _ANY = "fuibc"
