@@ -29,8 +29,18 @@ from tests.fuzz.draw import (
     settled,
     suits,
 )
-from tests.fuzz.program import Block, Info, Input, Output, Program, Step, pruned, reads
-from tests.fuzz.source import block_lines, namespace
+from tests.fuzz.program import (
+    Block,
+    Info,
+    Input,
+    Output,
+    Program,
+    Step,
+    block_lines,
+    namespace,
+    pruned,
+    reads,
+)
 from tests.hardware import SENDS_FREELY
 
 MESHES: tuple[tuple[int, ...], ...] = (

@@ -21,8 +21,7 @@ import numpy as np
 
 import sbp
 from sbp.types import Unreduced
-from tests.fuzz.program import Info, Program
-from tests.fuzz.source import arguments, function_source, load
+from tests.fuzz.program import Info, Program, arguments, function_source, load
 
 Verdict = Literal["same", "rounding", "refused", "mismatch", "no-typing", "crash", "time-out"]
 FAILURES: tuple[Verdict, ...] = ("mismatch", "no-typing", "crash", "time-out")

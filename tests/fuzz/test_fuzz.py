@@ -16,8 +16,7 @@ from tests.fuzz import annotations, tables
 from tests.fuzz.generate import generate, generated
 from tests.fuzz.minimise import minimise
 from tests.fuzz.oracle import judge
-from tests.fuzz.program import Program, Step
-from tests.fuzz.source import arguments, file_source, function_source, load
+from tests.fuzz.program import Program, Step, arguments, file_source, function_source, load
 from tests.fuzz.worker import in_the_same_way
 from tests.slices import sliced
 

@@ -17,8 +17,7 @@ import jax
 from tests.fuzz.generate import generate
 from tests.fuzz.minimise import Fails, minimise
 from tests.fuzz.oracle import Outcome, judge
-from tests.fuzz.program import Program
-from tests.fuzz.source import file_source
+from tests.fuzz.program import Program, file_source
 
 CLEAR_EVERY = (
     20  # programs, after which JAX's caches are dropped: compiled programs are not used again
