@@ -1,5 +1,5 @@
-"""Drawing one operation: which values it reads, with which parameters, and the functions it
-calls."""
+"""Drawing one operation: which values it reads, with which parameters, and the functions it calls;
+and which of its results are exact."""
 
 from __future__ import annotations
 
@@ -254,6 +254,14 @@ def data_of(info: Info, seed: int) -> str:
 
 
 # ---- exactness -----------------------------------------------------------------------------------
+# What an operation makes of exactness: which results are free of rounding, hence equal in every
+# order of evaluation.
+#
+# A law takes the draw of an operation and the shape and dtype of one result, and returns (exact,
+# bound, grid) of that result. Floats that are exact are multiples of 2**-grid no larger than bound;
+# while bound * 2**grid fits the mantissa, sums and products of them are exact too. Integers and
+# booleans are always exact, since operations that decide from floats (`Want("e")`) take exact ones
+# alone.
 
 
 Known = tuple[bool, float, int]

@@ -235,6 +235,7 @@ def renamed(step: Step, names: Mapping[str, str]) -> Step:
 
 
 # ---- source --------------------------------------------------------------------------------------
+# A program as Python source: each step a line, so that what runs is what is printed.
 
 
 PRELUDE = """\
