@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tests.fuzz.annotations import NAMES
 from tests.fuzz.draw import data_of
+from tests.fuzz.generate import NAMES
 from tests.fuzz.program import Info, Input, Output, Program, Step, pruned, renamed
 
 SMALLER_MESHES = ((2,), (4,), (8,), (2, 4))

@@ -12,8 +12,7 @@ import pytest
 from sbp.signatures import rule as rules
 from sbp.signatures.rule import Row, names
 from sbp.types import Split
-from tests.fuzz import annotations, tables
-from tests.fuzz.generate import generate, generated
+from tests.fuzz.generate import ALL, BY_NAME, NAMES, generate, generated
 from tests.fuzz.minimise import minimise
 from tests.fuzz.oracle import judge
 from tests.fuzz.program import Program, Step, arguments, file_source, function_source, load
@@ -64,8 +63,8 @@ def _ops(steps: tuple[Step, ...]) -> Counter[str]:
 
 def test_every_operation_is_used(many: Many):
     used = set().union(*(_ops(program.steps) for program, _ in many))
-    rare = {op.name for op in tables.ALL if op.weight < 0.5}
-    unused = (tables.BY_NAME.keys() | set(annotations.NAMES)) - used - rare
+    rare = {op.name for op in ALL if op.weight < 0.5}
+    unused = (BY_NAME.keys() | set(NAMES)) - used - rare
     assert not unused, sorted(unused)
 
 
