@@ -304,8 +304,10 @@ def test_three_annotations_type_the_layer_and_its_gradient():
     (weights, tokens), _ = plan.in_types
     loss, (slopes, slope) = plan.out_types
     split = sbp.parse("expert:S(0)")
-    assert weights["expert_in"] == weights["expert_out"] == tokens == split
-    assert slopes["expert_in"] == slopes["expert_out"] == slope == split
+    assert [
+        *(types[name] for types in (weights, slopes) for name in ("expert_in", "expert_out")),
+        *(tokens, slope),
+    ] == [split] * 6
     assert loss == sbp.parse("B")
     found = sent(plan)
     assert [kind for kind, _ in found].count("all_to_all") == 4

@@ -69,8 +69,11 @@ def test_a_step_that_is_not_finite_on_one_device_is_skipped_on_all(plan, value):
     flags = [float(shard.data) for shard in metrics.skipped_step.addressable_shards]
     assert flags == [1.0] * 8 and not math.isfinite(float(metrics.grad_norm))
     assert int(after.step) == 1
-    jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
-    jax.tree.map(np.testing.assert_array_equal, after.optimizer, state.optimizer)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        (after.params, after.optimizer),
+        (state.params, state.optimizer),
+    )
 
 
 def test_a_finite_step_reports_the_norm_of_the_whole_gradient(plan):
