@@ -410,6 +410,5 @@ def test_a_sum_behind_a_cast_sends_half_of_the_bytes():
         assert sum(compiled.bytes_by_kind.values()) == plan.cost.bytes_per_device
         found.append(compiled.bytes_by_kind)
     before, after = found
-    assert before.keys() == after.keys() == {"all-gather", "reduce-scatter"}
-    assert 2 * after["reduce-scatter"] == before["reduce-scatter"]
-    assert after["all-gather"] == before["all-gather"]
+    assert before.keys() == {"all-gather", "reduce-scatter"}
+    assert after == before | {"reduce-scatter": before["reduce-scatter"] / 2}
