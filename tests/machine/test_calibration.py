@@ -19,9 +19,8 @@ def file(tmp_path_factory):
     """The file of a short run on 8 devices."""
     path = tmp_path_factory.mktemp("calibration") / "cpu.toml"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibrate, "SIZES", (1024, 65536))
-        patch.setattr(calibrate, "SPAN", 1e-4)
-        patch.setattr(calibrate, "ROWS", 256)
+        for name, value in {"SIZES": (1024, 65536), "SPAN": 1e-4, "ROWS": 256}.items():
+            patch.setattr(calibrate, name, value)
         assert main(["calibrate", "--mesh", "data=2,model=4", "-o", str(path)]) == 0
     return path
 

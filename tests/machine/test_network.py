@@ -503,8 +503,10 @@ def test_parts(part, whole, joins, copies):
     ],
 )
 def test_arrangement(shape, dim, itemsize, expected):
-    assert arrangement(shape, dim, 4, itemsize, is_tpu=True) == expected
-    assert arrangement(shape, dim, 4, itemsize, is_tpu=False) == "as it is"
+    assert [arrangement(shape, dim, 4, itemsize, is_tpu=tpu) for tpu in (True, False)] == [
+        expected,
+        "as it is",
+    ]
 
 
 def test_each_stage_has_its_arrangement():
