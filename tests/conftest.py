@@ -29,15 +29,18 @@ CACHE_BYTES = 2**30
 """The size above which the cache is emptied before a run: a changed program leaves its old entry
 behind."""
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join(
     [given, *(f"{flag}={value}" for flag, value in FLAGS.items() if flag not in given)]
 ).strip()
 
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+for name, value in {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_COMPILATION_CACHE_DIR": str(CACHE),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}.items():
+    os.environ.setdefault(name, value)
 
 
 @pytest.fixture(autouse=True)
