@@ -211,8 +211,10 @@ def test_a_command_that_ctrl_c_ends_says_so(command, monkeypatch):
 
 def test_the_table_of_hardware(command):
     lines = [" ".join(line.split()) for line in command("hardware").out.splitlines()]
-    assert "tpu-v5p 459 459 95.0 GiB 2765 3-D torus 100 6144 6.25" in lines
-    assert "h100 989 495 74.5 GiB 3350 switch 450 8 50" in lines
+    assert {
+        "tpu-v5p 459 459 95.0 GiB 2765 3-D torus 100 6144 6.25",
+        "h100 989 495 74.5 GiB 3350 switch 450 8 50",
+    } <= {*lines}
     assert all(any(line.startswith(f"{name} ") for line in lines) for name in sbp.HARDWARE)
 
 
@@ -356,9 +358,12 @@ def test_json_has_the_numbers_of_the_plan(folder, command):
     same = lambda x, w: jnp.tanh(sbp.split(x, 0, "data") @ w).sum()
     mesh = jax.sharding.AbstractMesh((4, 2), ("data", "model"))
     cost = sbp.jit(same, mesh, hardware="h100").plan(*arguments(MATRICES)[0]).cost
-    assert data["ok"] and data["plan"]["mesh"] == {"data": 4, "model": 2}
-    assert data["plan"]["bytes_sent_per_device"] == cost.bytes_per_device
-    assert data["plan"]["peak_memory_bytes_per_device"] == cost.peak_memory_bytes
+    assert data["ok"]
+    assert data["plan"] == data["plan"] | {
+        "mesh": {"data": 4, "model": 2},
+        "bytes_sent_per_device": cost.bytes_per_device,
+        "peak_memory_bytes_per_device": cost.peak_memory_bytes,
+    }
     (found,) = json.loads(
         command("check", "model.py:wrong", "--args", MATRICES, "--json", status=1).out
     )["diagnostics"]
