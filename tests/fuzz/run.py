@@ -60,12 +60,11 @@ class Tally:
         )
 
 
-def _command(options: argparse.Namespace, times: int, *more: str) -> list[str]:
+def _command(options: argparse.Namespace, times: int, **more: Any) -> list[str]:
     """The command of a worker, which may minimise for `times` as long as the options say."""
     seconds = 0 if options.no_minimise else times * options.minimise
-    settings = {"policy": options.policy, "mesh": options.mesh, "minimise": str(seconds)}
-    given = [part for name, value in settings.items() for part in (f"--{name}", value or "")]
-    return [sys.executable, "-m", "tests.fuzz.worker", *given, *more]
+    settings = {"policy": options.policy, "mesh": options.mesh, "minimise": seconds, **more}
+    return [sys.executable, "-m", "tests.fuzz.worker", json.dumps(settings)]
 
 
 def _worker(seeds: list[int], options: argparse.Namespace) -> subprocess.Popen[str]:
@@ -76,7 +75,7 @@ def _worker(seeds: list[int], options: argparse.Namespace) -> subprocess.Popen[s
     if flag not in environment.get("XLA_FLAGS", ""):
         environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {flag}=8".strip()
     environment.setdefault("JAX_PLATFORMS", "cpu")
-    command = _command(options, 1, "--memory", str(options.memory), *map(str, seeds))
+    command = _command(options, 1, memory=options.memory, seeds=seeds)
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
 
@@ -170,7 +169,7 @@ def _source(seed: int, options: argparse.Namespace) -> str:
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
     }
     return subprocess.run(
-        _command(options, 2, "--fatal", str(seed)),
+        _command(options, 2, fatal=True, seeds=[seed]),
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,

@@ -1,7 +1,6 @@
 """The process that runs programs for `tests.fuzz.run`: one line of JSON when it begins a program,
 one when it has judged it."""
 
-import argparse
 import gc
 import json
 import pickle
@@ -10,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -41,7 +41,7 @@ def fatal(program: Program) -> bool:
         Path(file.name).write_bytes(pickle.dumps(program))
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "tests.fuzz.worker", "--pickle", file.name],
+                [sys.executable, "-m", "tests.fuzz.worker", json.dumps({"pickle": file.name})],
                 capture_output=True,
                 timeout=120,
             )
@@ -54,23 +54,21 @@ def _say(**message: Any) -> None:
     print(json.dumps(message), flush=True)
 
 
+DEFAULTS = {"policy": None, "mesh": None, "minimise": 0, "memory": 4.0, "fatal": False} | {
+    "pickle": None,
+    "seeds": [],
+}
+
+
 def main() -> int:
-    """The command line, used by `tests.fuzz.run` alone."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--policy", default="")
-    parser.add_argument("--mesh", default="")
-    parser.add_argument("--minimise", type=float, default=0)
-    parser.add_argument("--memory", type=float, default=4.0)
-    parser.add_argument("--fatal", action="store_true")
-    parser.add_argument("--pickle", default="")
-    parser.add_argument("seeds", type=int, nargs="*")
-    options = parser.parse_args()
+    """The command line, used by `tests.fuzz.run` alone: an object of JSON with options."""
+    options: Any = SimpleNamespace(**DEFAULTS | json.loads(sys.argv[1]))
     if options.pickle:
         judge(pickle.loads(Path(options.pickle).read_bytes()))
         return 0
     mesh = tuple(int(n) for n in options.mesh.split("x")) if options.mesh else None
     for number, seed in enumerate(options.seeds):
-        program = generate(seed, options.policy or None, mesh)
+        program = generate(seed, options.policy, mesh)
         if options.fatal:
             print(
                 file_source(
