@@ -124,12 +124,12 @@ MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
 RUN = {"model": {"experts": 8}, "train": {"seed": 0}, "corpus": {"digest": "a"}}
 
 
-def state_at(step):
-    state = init_state(MODEL, dataclasses.replace(TRAIN, seed=step))
-    return jax.device_get(state._replace(step=np.int32(step)))
-
-
-STATES = {step: state_at(step) for step in (2, 4)}
+STATES = {
+    step: jax.device_get(
+        init_state(MODEL, dataclasses.replace(TRAIN, seed=step))._replace(step=np.int32(step))
+    )
+    for step in (2, 4)
+}
 SHAPES = jax.eval_shape(lambda: STATES[2])
 PLACES = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), SHAPES)
 
