@@ -534,6 +534,7 @@ NAMES = (
 
 def with_types(program: Program, rng: random.Random) -> Program:
     """The program with types asked of some arguments and results, and some arguments donated."""
+    # Partial only what can be given in parts without rounding.
     axes = program.axes
     inputs, outputs = program.inputs, program.outputs
     if rng.random() < 0.6:
@@ -542,7 +543,10 @@ def with_types(program: Program, rng: random.Random) -> Program:
                 v
                 if rng.random() < 0.3 or v.info.kind == "r"
                 else replace(
-                    v, type=type_text(v.info, axes, rng, 0.1 if _parts(v.info) else 0, 0.15)
+                    v,
+                    type=type_text(
+                        v.info, axes, rng, 0.1 * (v.info.exact and v.info.size > 0), 0.15
+                    ),
                 )
             )
             for v in inputs
@@ -558,8 +562,3 @@ def with_types(program: Program, rng: random.Random) -> Program:
         else ()
     )
     return replace(program, inputs=inputs, outputs=outputs, donate=donate)
-
-
-def _parts(info: Info) -> bool:
-    """Whether an argument can be given in parts without rounding."""
-    return info.exact and info.size > 0
