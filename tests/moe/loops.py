@@ -190,18 +190,15 @@ def looped(
     router, logits, mask, capacity, k=2, *, rnd=None, noise=None, bias=None, **options: Any
 ) -> Looped:
     """The loop of a router by its name; options are `counter` and `normalise`."""
-    match router:
-        case "top2":
-            return top2(logits, mask, capacity, rnd, **options)
-        case "switch":  # weighted by the probability among all (Fedus et al. 2021, section 2.1)
-            return top_k(logits, mask, capacity, 1, "none")
-        case "mixtral":
-            return mixtral(logits, mask, capacity, k)
-        case "noisy_top_k":
-            return noisy_top_k(logits, mask, capacity, k, noise, rnd)
-        case "sigmoid":
-            return sigmoid(logits, mask, capacity, k, bias)
-        case "expert_choice":
-            return expert_choice(logits, mask, capacity)
-        case _:
-            return top_k(logits, mask, capacity, k, **options)
+    given = logits, mask, capacity
+    loops = {
+        "top2": lambda: top2(*given, rnd, **options),
+        # Weighted by the probability among all (Fedus et al. 2021, section 2.1).
+        "switch": lambda: top_k(*given, 1, "none"),
+        "mixtral": lambda: mixtral(*given, k),
+        "noisy_top_k": lambda: noisy_top_k(*given, k, noise, rnd),
+        "sigmoid": lambda: sigmoid(*given, k, bias),
+        "expert_choice": lambda: expert_choice(*given),
+        "top_k": lambda: top_k(*given, k, **options),
+    }
+    return loops[router]()
