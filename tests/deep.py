@@ -90,9 +90,9 @@ def main() -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
     ended = [run(stage, commit()) for stage in stages]
     PAGE.write_text(page({e.stage: e for e in ended}, PAGE.read_text("utf-8")), "utf-8")
-    passed = {e.stage for e in ended if e.passed}
     failed = [e.stage for e in ended if not e.passed]
-    print(f"deep: {len(passed)} stages passed" + (f"; failed: {', '.join(failed)}" * bool(failed)))
+    passed = len({e.stage for e in ended if e.passed})
+    print(f"deep: {passed} stages passed" + (f"; failed: {', '.join(failed)}" * bool(failed)))
     return bool(failed)
 
 

@@ -388,11 +388,9 @@ def test_products_cost_what_their_dtype_and_precision_cost(name, dtype, options,
 
 
 def test_convolutions_cost_their_products():
-    def conv(x, w):
-        return jax.lax.conv_general_dilated(
-            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2
-        )
-
+    conv = lambda x, w: jax.lax.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2
+    )
     x, w = (
         jax.ShapeDtypeStruct((64, 64, 64, 512), jnp.bfloat16),
         jax.ShapeDtypeStruct((3, 3, 256, 1024), jnp.bfloat16),

@@ -569,11 +569,8 @@ def test_formulae():
     """By hand: 96 bytes on 4 devices, 24 on each where they are split."""
     shape, n = (4, 6), 4
     types = types_of(2, 1, ("sum",))
-
-    def priced(source: int) -> dict[str, float]:
-        return {repr(t[0]): sent for t, sent, _ in steps(shape, types[source], (n,), types)}
-
-    assert {repr(types[source][0]): priced(source) for source in range(4)} == {
+    priced = lambda source: {repr(t[0]): sent for t, sent, _ in steps(shape, source, (n,), types)}
+    assert {repr(source[0]): priced(source) for source in types} == {
         "B": {"S(0)": 0, "S(1)": 0, "P(sum)": 0},
         "S(0)": {"B": 3 / 4 * 96, "S(1)": 3 / 4 * 32, "P(sum)": 0},
         "S(1)": {"B": 3 / 4 * 128, "S(0)": 3 / 4 * 32, "P(sum)": 0},
