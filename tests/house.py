@@ -554,16 +554,10 @@ def _numbers(name: str, value: ast.expr) -> dict[str, Any]:
 
 
 def _is_numeric(value: Any) -> bool:
-    match value:
-        case bool():
-            return False
-        case int() | float():
-            return True
-        case tuple() | dict() if value:
-            inner = [*value, *value.values()] if isinstance(value, dict) else value
-            return all(map(_is_numeric, inner))
-        case _:
-            return False
+    if isinstance(value, tuple | dict):
+        inner = [*value, *value.values()] if isinstance(value, dict) else value
+        return bool(inner) and all(map(_is_numeric, inner))
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 # ---- picture -------------------------------------------------------------------------------------
