@@ -3,10 +3,8 @@ cheapest steps there are."""
 
 import itertools
 import math
-from collections import namedtuple
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -69,9 +67,8 @@ def atoms_of(codes: Codes) -> Types:
     return tuple(map(decode, codes))
 
 
-class Conversions(
-    namedtuple("Conversions", "sizes shape dtype paths hardware", defaults=[BYTES_ONLY])
-):
+@dataclass(slots=True, eq=False)
+class Conversions:
     """Conversions between types of one shape on one mesh, step by step.
 
     One program holds every single step that some path takes, once, from every type to the next;
@@ -86,21 +83,25 @@ class Conversions(
       hardware: what the mesh is taken to consist of.
     """
 
-    @cached_property
-    def steps(self) -> tuple[Step, ...]:
-        """All steps, each once."""
-        return tuple(dict.fromkeys(step for path in self.paths.values() for step in path))
+    sizes: Shape
+    shape: Shape
+    dtype: Any
+    paths: dict[Pair, tuple[Step, ...]]
+    hardware: Hardware = BYTES_ONLY
+    sources: tuple[Codes, ...] = field(init=False)
+    types: tuple[Codes, ...] = field(init=False)
+    steps: tuple[Step, ...] = field(init=False)
+    program: Any = field(init=False)
 
-    @cached_property
-    def sources(self) -> tuple[Codes, ...]:
-        """The types that paths start from."""
-        return tuple(dict.fromkeys(source for source, _ in self.paths))
-
-    @cached_property
-    def types(self) -> tuple[Codes, ...]:
-        """The types that paths start from or lead through."""
-        ends = (t for step in self.steps for t in (step.source, step.target))
-        return tuple(dict.fromkeys((*self.sources, *ends)))
+    def __post_init__(self) -> None:
+        self.steps = tuple(dict.fromkeys(step for path in self.paths.values() for step in path))
+        self.sources = tuple(dict.fromkeys(source for source, _ in self.paths))
+        self.types = tuple(
+            dict.fromkeys(
+                (*self.sources, *(t for step in self.steps for t in (step.source, step.target)))
+            )
+        )
+        self.program = self._compiled()
 
     @property
     def room(self) -> int:
@@ -116,10 +117,9 @@ class Conversions(
         """The slot of a type on one device."""
         return (*localise(self.shape, atoms_of(codes), self.sizes), self.room)
 
-    @cached_property
-    def program(self) -> Any:
-        """Compiled: from the slots of all types to the results of all steps, each side one vector
-        for a device."""
+    def _compiled(self) -> Any:
+        """From the slots of all types to the results of all steps, each side one vector for a
+        device."""
         spec_mesh = mesh_of(self.sizes, self.hardware)
         starts = np.cumsum([0, *(math.prod(self.local(t)) for t in self.types)])
         slots = {t: (starts[k], starts[k + 1]) for k, t in enumerate(self.types)}
