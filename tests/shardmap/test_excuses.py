@@ -1,0 +1,131 @@
+"""What may explain a difference explains only what depends on it: faults beside ranks, own indices
+and numbers that equal the number of devices; and faults of scale behind loops and exchanges."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as PS
+
+from tests.shardmap.practice.case import devices
+from tests.shardmap.programs.kinds import draw, report_of
+
+N = 4
+MESH = devices({"d": N})
+ROWS, WHOLE = PS("d"), PS()
+X, Y = draw(32, 16), draw(32, N, seed=1)
+W, Q = draw(16 * N, seed=2), draw(6, 8, 4, seed=3)
+
+me = lambda: lax.axis_index("d")
+summed, averaged = lambda x: lax.psum(x, "d"), lambda x: lax.pmean(x, "d")
+
+
+def as_wide_as_the_mesh(w, x, y, reduce=averaged):
+    """The number 4 is a width, and not the number of devices."""
+    return reduce(jax.grad(lambda w: jnp.mean((x @ w.reshape(16, 4) - y) ** 2))(w))
+
+
+def greedy(x, w, offset=lambda width: me() * width):
+    logits = x @ w
+    own = logits.argmax(-1)
+    score = jnp.take_along_axis(logits, own[:, None], 1)[:, 0]
+    token = jnp.where(score == lax.pmax(score, "d"), own + offset(logits.shape[-1]), 10**6)
+    return lax.pmin(token, "d")
+
+
+def running_sum(x, y, reduce=averaged, before=lambda totals: jnp.cumsum(totals, 0) - totals):
+    totals = lax.all_gather(x.sum(0), "d")
+    return jnp.cumsum(x, 0) + before(totals)[me()], reduce(y.mean())
+
+
+def hardest(x, y, reduce=averaged):
+    """The first rows of each device's own order, and a mean that does not depend on them."""
+    return x[jnp.argsort(x[:, 0])[:2]], reduce(jnp.mean(y**2))
+
+
+def attention(q, k, heads=lambda q: 8):
+    """Scaled by the width of all heads."""
+    scores = jnp.einsum("qhd,khd->hqk", q, k) / (heads(q) * q.shape[-1]) ** 0.5
+    return jax.nn.softmax(scores, -1)
+
+
+def masked_mean(x, whole=summed):
+    seen = (me() * x.shape[0] + jnp.arange(x.shape[0]) < 20).astype(x.dtype)
+    return summed((x[:, 0] * seen).sum()) / whole(seen.sum())
+
+
+def pipeline(w, x, reduce=summed):
+    n = lax.axis_size("d")
+
+    def tick(carry, t):
+        h = jnp.tanh(jnp.where(me() == 0, x[jnp.clip(t, 0, 3)], carry) @ w[0])
+        return lax.ppermute(h, "d", [(i, (i + 1) % n) for i in range(n)]), h
+
+    _, out = lax.scan(tick, jnp.zeros_like(x[0]), jnp.arange(n + 3))
+    return reduce(jnp.where(me() == n - 1, out[n - 1 :], 0.0))
+
+
+PROGRAMS = {
+    "width": (
+        (as_wide_as_the_mesh, {"reduce": summed}, (WHOLE, ROWS, ROWS), WHOLE, (W, X, Y)),
+        [("wrong-reduction", "warning", "if `4` means the number of devices")],
+    ),
+    "index": (
+        (greedy, {"offset": lambda n: 0}, (WHOLE, PS(None, "d")), WHOLE, (X, draw(16, 64))),
+        [("local-result", "error", "finds an index within each shard alone")],
+    ),
+    "carry": (
+        (running_sum, {"before": lambda t: jnp.cumsum(t, 0)}, ROWS, (ROWS, WHOLE), (X, Y)),
+        [("differs-on-one-device", "warning", "result 0 changes")],
+    ),
+    "beside an index": (
+        (running_sum, {"reduce": summed}, ROWS, (ROWS, WHOLE), (X, Y)),
+        [("wrong-reduction", "error", "use lax.pmean for means of shards")],
+    ),
+    "beside a rank": (
+        (hardest, {"reduce": summed}, ROWS, (ROWS, WHOLE), (X, Y)),
+        [("wrong-reduction", "error", "use lax.pmean for means of shards")],
+    ),
+    "heads of a shard": (
+        (attention, {"heads": lambda q: q.shape[1]}, PS(None, "d"), ROWS, (Q, draw(6, 8, 4))),
+        [("local-result", "error", "2.82843, and not 5.65685 as with one device")],
+    ),
+    "count of a mask": (
+        (masked_mean, {"whole": lambda x: x}, ROWS, WHOLE, (X,)),
+        [("missing-reduction", "error", "reduce `seen.sum()` at line")],
+    ),
+    "mean of stages": (
+        (pipeline, {"reduce": averaged}, (ROWS, WHOLE), WHOLE, (draw(N, 8, 8), draw(4, 6, 8))),
+        [("wrong-reduction", "error", "use lax.psum for parts of a sum")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_fault_is_not_excused(name):
+    (body, change, ins, outs, args), wanted = PROGRAMS[name]
+    right = report_of(body, ins, outs, *args, over=MESH)
+    assert all(d.severity == "note" for d in right.diagnostics), right.text()
+    found = report_of(functools.partial(body, **change), ins, outs, *args, over=MESH)
+    said = [(d.code, d.severity) for d in found.diagnostics if d.severity != "note"]
+    assert said == [(code, severity) for code, severity, _ in wanted], found.text()
+    assert all(text in " ".join(found.text().split()) for *_, text in wanted), found.text()
+
+
+def test_gradients_of_microbatches_that_jax_has_summed():
+    def step(w, x, own=lambda w: lax.pcast(w, "d", to="varying")):
+        def turn(g, part):
+            return g + jax.grad(lambda w: jnp.mean(jnp.tanh(part @ w) ** 2))(own(w)), None
+
+        g, _ = lax.scan(turn, jnp.zeros_like(own(w)), x.reshape(2, -1, x.shape[-1]))
+        return w - 0.1 * g / 2
+
+    check = functools.partial(report_of, over=MESH, vma=True)
+    args = draw(16, 5), X
+    right = check(lambda w, x: averaged(step(w, x)), (WHOLE, ROWS), WHOLE, *args)
+    assert not right.diagnostics
+    (d,) = check(lambda w, x: step(w, x, lambda w: w), (WHOLE, ROWS), WHOLE, *args).diagnostics
+    assert d.code == "wrong-reduction" and d.primary is not None
+    assert "take lax.pmean of the loss inside the gradient" in d.primary.text
