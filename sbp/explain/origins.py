@@ -142,9 +142,9 @@ class ConversionNeed:
         value: "no signature": the reader has none; "rounding": a cast would round each part; "not
         linear": no row takes the partial value; "partners": rows take it beside operands of other
         types; "choice": a row takes it, and the plan is cheaper so. Results of the program:
-        "pinned output", "donated output": it takes the type of a donated input, "whole output": a
-        result is not partial unless its type says so, "free output". "conversion": only another
-        conversion reads it.
+        "pinned output", "donated output": it has the type of the input that it replaces in the next
+        call, "whole output": a result is not partial unless its type says so, "free output".
+        "conversion": only another conversion reads it.
       change: the change that the conversion makes on one mesh axis.
       node: the reader, or the region whose body returns the value; None at the program's end.
       number: of the operand, of the body's result or of the program's result.
@@ -535,7 +535,7 @@ class Origins:
         )
 
     def donor(self, number: int) -> ValueName | None:
-        """The donated input whose buffer a result of the program takes; None for none."""
+        """The input that a result of the program replaces in the next call; None for none."""
         tied = dict(self.program.request.demand.tied).get(number)
         return None if tied is None else self.label(self.program.graph.inputs[tied])
 

@@ -48,7 +48,7 @@ _LINKS = {
     "output": "pinned by the output's type",
     "free input": "an input whose type is left free",
     "free output": "an output whose type is left free",
-    "donated output": "it takes the buffer, and so the type, of the donated input {donor}",
+    "donated output": "it replaces the input {donor} in the next call, and so has its type",
     "row": "{row}",
     "new": "{row}",
     "converted": "made as {made} and converted for {op}",
@@ -204,7 +204,8 @@ def verdict(why: Why, story: AxisStory) -> str:
         return "no other type was found"
     atom, gap = dict(best.wanted).get(story.mesh_axis, "another"), difference(best.cost, why.cost)
     if story.links[0].kind == "donated output":
-        return f"the type of the donated input; pinned in out_types, it could be {atom}, {gap}"
+        replaced = "the type of the input that it replaces"
+        return f"{replaced}; pinned in out_types, it could be {atom}, {gap}"
     if abs(best.cost.seconds - why.cost.seconds) <= OPTIMAL_GAP * why.cost.seconds:
         return f"chosen among equals; {atom} costs the same"
     if best.cost.seconds > why.cost.seconds:

@@ -118,9 +118,9 @@ def test_outputs_that_take_a_donated_buffer_say_so():
     answer = plan.why("result")
     assert (
         link_text(answer.why.axes[0].links[0])
-        == "it takes the buffer, and so the type, of the donated input `w`"
+        == "it replaces the input `w` in the next call, and so has its type"
     )
-    assert "on `data` S(0): the type of the donated input; " in answer.text()
+    assert "on `data` S(0): the type of the input that it replaces; " in answer.text()
 
 
 def test_a_memory_limit_holds_for_every_price():
