@@ -408,8 +408,12 @@ def show_program(given: argparse.Namespace) -> int:
     }
     if wrong := [text for text, is_wrong in checks.items() if is_wrong]:
         raise UsageError(wrong[0])
+    progress = Console(stderr=True)
+    shown = progress.status(f"sbp {given.command} {given.target}")
     try:
-        report = _check(given)
+        # Elsewhere, rich would print what the file prints to standard error.
+        with shown if progress.is_terminal and sys.stdout.isatty() else contextlib.nullcontext():
+            report = _check(given)
     except UserCodeError as error:
         _show_users_error(error, given.target)
         return 2

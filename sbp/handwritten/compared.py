@@ -59,8 +59,7 @@ def _results(run: ComparedRun, numbers: tuple[int, ...]) -> str:
 
 def _lost(run: ComparedRun) -> str:
     """That a part of some results is made of constants."""
-    lost = _results(run, run.lost)
-    return f"part of {lost} does not depend on any argument: a slice along the first dim"
+    return f"a slice along dim 0 of {_results(run, run.lost)} is the same for all arguments"
 
 
 def plain_diagnostic(

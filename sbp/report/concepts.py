@@ -135,28 +135,28 @@ CONCEPTS = (
         name="all-reduce",
         text="Adds the parts of a `P` tensor, and gives each device the whole sum: `P` to `B`. Of n"
         " devices each sends 2(n-1)/n of the tensor.",
-        also=("lax.psum", "allreduce"),
+        also=("lax.psum", "psum", "lax.pmean", "pmean", "allreduce"),
         see=("reduce-scatter", "P"),
     ),
     Concept(
         name="reduce-scatter",
         text="Adds the parts of a `P` tensor, and gives each device one block of the sum: `P` to"
         " `S`. Of n devices each sends (n-1)/n of the tensor, half of what an all-reduce sends.",
-        also=("psum_scatter", "reducescatter"),
+        also=("lax.psum_scatter", "psum_scatter", "reducescatter"),
         see=("all-reduce", "P"),
     ),
     Concept(
         name="all-gather",
         text="Gives each device the blocks of all others: `S` to `B`. Of n devices each sends"
         " (n-1)/n of the whole tensor.",
-        also=("allgather",),
+        also=("lax.all_gather", "allgather"),
         see=("S", "FSDP"),
     ),
     Concept(
         name="all-to-all",
         text="Changes the split dim: `S` to another `S`. Of n devices each sends (n-1)/n of its own"
         " block. Experts use it to exchange tokens.",
-        also=("alltoall",),
+        also=("lax.all_to_all", "alltoall"),
         see=("expert parallel",),
     ),
     Concept(
