@@ -9,7 +9,7 @@ from sbp.handwritten.emulation import Ran, atom_of, claims, regions_of
 from sbp.handwritten.measured import Body, Types, matched, places_of
 from sbp.signatures import traits_of
 from sbp.signatures.rule import KEEPS_INDICES, RANKS
-from sbp.trace.collectives import AXIS_INDEX
+from sbp.trace.collectives import AXIS_INDEX, KINDS
 from sbp.trace.graph import Constant, Graph, Node
 from sbp.types import Split
 
@@ -61,11 +61,8 @@ def _ranks(
     for region in regions_of(got.graph):
         body = Body(region.params["body"], types, "")
         nodes = [*body.graph.walk()]
-        own, ranked = list[Node](), set[int]()
-        for node in nodes:
-            if node.op in RANKS and _has_own_ranks(body, node, ranked):
-                own.append(node)
-                ranked |= {*node.outputs}
+        own = [n for n in nodes if n.op in RANKS and _has_own_ranks(body, n)]
+        ranked = {v for node in own for v in node.outputs}
         for node in nodes if own else ():
             compares = traits_of(node.op).scales == "compared" and not _is_sign(node)
             for i in range(len(node.inputs)) if compares else _own_places(body, node):
@@ -77,13 +74,15 @@ def _ranks(
     return frozenset(placed), _reached(got.graph, drops)
 
 
-def _has_own_ranks(body: Body, rank: Node, ranked: set[int]) -> bool:
-    """Whether an operation ranks the elements of one device alone, or values made of such ranks.
-    The largest element alone is no rank."""
+def _has_own_ranks(body: Body, rank: Node) -> bool:
+    """Whether an operation ranks the elements of one device alone, and not values that a collective
+    made. The largest element alone is no rank."""
     operand, (found, *_) = rank.inputs[0], rank.outputs
-    own = body.split(operand) is not None or not ranked.isdisjoint(body.reached(operand))
+    makers = body.makers(body.reached(operand))
+    own = body.split(operand) is not None or not body.is_good(operand)
     keeps_dims = len(body.graph.aval(operand).shape) == len(body.graph.aval(found).shape)
-    return own and keeps_dims and not body.is_good(found)
+    is_sent = any(m.op in KINDS for m in makers)
+    return own and keeps_dims and not is_sent and not body.is_good(found)
 
 
 def _is_sign(node: Node) -> bool:

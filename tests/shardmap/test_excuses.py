@@ -129,3 +129,21 @@ def test_gradients_of_microbatches_that_jax_has_summed():
     (d,) = check(lambda w, x: step(w, x, lambda w: w), (WHOLE, ROWS), WHOLE, *args).diagnostics
     assert d.code == "wrong-reduction" and d.primary is not None
     assert "take lax.pmean of the loss inside the gradient" in d.primary.text
+
+
+def test_a_device_drops_tokens_over_its_capacity_in_two_choices():
+    """The second choices of all tokens come after the first ones, so no dim is split any more."""
+
+    def layer(router, experts, x):
+        best = lax.top_k(x @ router, 2)[1]
+        chosen = jax.nn.one_hot(best, 8, dtype=jnp.int32).transpose(1, 0, 2)
+        place = jnp.cumsum(chosen.reshape(-1, 8), 0).reshape(chosen.shape) - 1
+        sent = ((place < 3) * chosen)[..., None] * jax.nn.one_hot(place, 3)
+        own = jnp.einsum("ctes,td->esd", sent, x)
+        there = lax.all_to_all(own, "d", 0, 1, tiled=True)
+        back = lax.all_to_all(jnp.einsum("esd,edf->esf", there, experts), "d", 1, 0, tiled=True)
+        return jnp.einsum("ctes,esf->tf", sent, back)
+
+    args = draw(16, 8), draw(8, 16, 16), X
+    (d,) = report_of(layer, (WHOLE, ROWS, ROWS), ROWS, *args, over=MESH).diagnostics
+    assert d.severity == "note" and "ranks its own elements" in d.title
