@@ -395,7 +395,11 @@ class Comparisons:
         if len(written.numbers) > NUMBERS:
             because.add("many numbers in the program may be the number of devices")
         counts = {n for n, x in written.numbers.items() if x in (axis.size, axis.devices)}
-        stuck = counts & {n for a in failed if a.chained == last.chained for n in a.names}
+        stuck = sorted(counts & {n for a in failed if a.chained == last.chained for n in a.names})
+        named = ", ".join(f"`{n}`" for n in stuck)
+        unsure = (
+            {f"{named} may be the number of devices, or computed from it"} if stuck else set[str]()
+        )
         got = program_run(self.graph, every=True)(self.values)
         typed = [
             (*self.measured(got, alone, axis), attempt)
@@ -405,20 +409,14 @@ class Comparisons:
         guessed = "sbp used random integers for arguments that are shapes; pass arrays"
         guesses = {guessed} if any(map(arguments.is_guessed, self.leaves)) else set[str]()
         if not typed:  # of a pipeline that runs on one device only stage by stage
+            reasons = tuple(sorted(because | unsure | guesses))
             run = replace(
-                run, apart=apart[last][0], because=tuple(sorted(because | guesses)), stages=True
+                run, apart=apart[last][0], because=reasons, stuck=tuple(stuck), stages=True
             )
             return Compared(run=run, alone=last, uneven=uneven, meant=bool(because))
         types, wants, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
         want, alone = wants[0], wants[0].graph
-        fixed = fixed_numbers(self.graph, alone, axis.size, axis.lengths)
-        for name, other in self.axes.items() if fixed else ():
-            if name != axis.name:  # a number may be the size of that axis
-                with contextlib.suppress(ValueError):
-                    sizes = WrittenSizes(other.axis)
-                    there = trace_on_one_device(self.traced, sizes, Attempt(), self.fn)
-                    changed = changed_numbers(self.graph, there)
-                    fixed = {i: number for i, number in fixed.items() if i not in changed}
+        fixed = self.fixed_in(alone, axis)
         devices = {f"{n:g}" for n in (axis.size, axis.devices)}
         counts = {i for i, number in fixed.values() if number in devices}
         for chosen in () if uneven or not counts else (counts, *({i} for i in counts)):
@@ -437,16 +435,13 @@ class Comparisons:
             because |= {reason for reason, results in reasons.items() if results}
         else:
             differs = tuple(own)
-        if stuck:
-            numbers = ", ".join(f"`{n}`" for n in sorted(stuck))
-            because.add(f"{numbers} may be the number of devices, or computed from it")
         if any(x.shape != y.shape for x, y in zip(self.got.results, want.results, strict=True)):
             guesses.add("the shape of its result depends on the number of devices")
         run = replace(
             run,
             apart=differs,
-            because=tuple(sorted(because | guesses)),
-            stuck=tuple(sorted(stuck)),
+            because=tuple(sorted(because | unsure | guesses)),
+            stuck=tuple(stuck),
             stages=last.chained,
         )
         return Compared(
@@ -462,6 +457,19 @@ class Comparisons:
             numbers={i: number for i, (_, number) in fixed.items()},
             wants=wants,
         )
+
+    def fixed_in(self, alone: Graph, axis: AxisInCode) -> dict[int, tuple[int, str]]:
+        """The numbers that may count devices of a mesh axis, as `fixed_numbers` gives them; `alone`
+        is the program with one device."""
+        fixed = fixed_numbers(self.graph, alone, axis.size, axis.lengths)
+        for name, other in self.axes.items() if fixed else ():
+            if name != axis.name:  # a number may be the size of that axis
+                with contextlib.suppress(ValueError):
+                    sizes = WrittenSizes(other.axis)
+                    there = trace_on_one_device(self.traced, sizes, Attempt(), self.fn)
+                    changed = changed_numbers(self.graph, there)
+                    fixed = {i: number for i, number in fixed.items() if i not in changed}
+        return fixed
 
     def measured(self, got: Ran, alone: Graph, axis: AxisInCode) -> tuple[Types, tuple[Ran, ...]]:
         """The types of the values of a run on a mesh axis, and the runs with one device that they

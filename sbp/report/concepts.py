@@ -135,7 +135,7 @@ CONCEPTS = (
         name="all-reduce",
         text="Adds the parts of a `P` tensor, and gives each device the whole sum: `P` to `B`. Of n"
         " devices each sends 2(n-1)/n of the tensor.",
-        also=("lax.psum", "psum", "lax.pmean", "pmean", "allreduce"),
+        also=("lax.psum", "lax.pmean", "pmean", "allreduce"),
         see=("reduce-scatter", "P"),
     ),
     Concept(
