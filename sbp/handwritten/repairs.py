@@ -428,8 +428,9 @@ class Repairs:
                 spare=not all(place.after for place in places),
             )
 
-        ways = [edit(op, 1), *([edit(CALLED["mean"], n)] if op == CALLED["sum"] else [])]
-        return tuple(reversed(ways) if finding.means else ways)
+        # A mean of the parts of a sum would be right only because of another fault.
+        means = finding.means and op == CALLED["sum"]
+        return (*([edit(CALLED["mean"], n)] if means else []), edit(op, 1))
 
     def sum_backward(self, finding: Finding) -> Iterator[Variants]:
         """A sum of the gradient that a line inside a differentiated function sends back."""
