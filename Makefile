@@ -153,7 +153,7 @@ clean:
 
 # Python writes the bytecode of what is imported; pip would take as long again to write that of all
 # packages.
-INSTALL = -m pip install --no-compile --editable
+INSTALL = -m pip install --no-compile
 own-venv = @python=$$($(call first-python,"$(PY)" $(PYTHON) $(PYTHONS),11)); \
 	if [ -z "$$python" ]; then echo "sbp needs Python 3.11 or newer: install it, or pass PYTHON=/path/to/python"; exit 1; fi; \
 	$(call make-venv,$$python,$(VENV))
@@ -161,30 +161,30 @@ own-venv = @python=$$($(call first-python,"$(PY)" $(PYTHON) $(PYTHONS),11)); \
 # What training needs, with pip's progress.
 $(VENV)/.installed-gshard: pyproject.toml
 	$(own-venv)
-	$(PY) $(INSTALL) ".[gshard]"
+	$(PY) $(INSTALL) --editable ".[gshard]"
 	@touch $@
 
 # What the tests need beside that.
 $(VENV)/.installed: pyproject.toml
 	$(own-venv)
-	$(PY) $(INSTALL) ".[gshard,dev]"
+	$(PY) $(INSTALL) --editable ".[gshard,dev]"
 	@touch $(VENV)/.installed-gshard $@
 
 $(VENV)/.installed-tpu: $(VENV)/.installed
-	$(PY) $(INSTALL) --quiet ".[tpu]"
+	$(PY) $(INSTALL) --quiet --editable ".[tpu]"
 	@touch $@
 
 $(VENV)/.installed-screenshots: $(VENV)/.installed
-	$(PY) $(INSTALL) --quiet ".[screenshots]"
+	$(PY) $(INSTALL) --quiet --editable ".[screenshots]"
 	@touch $@
 
 # Its own environment, since the packages of other projects may need other versions.
 $(REAL)/.installed: $(VENV)/.installed-gshard
 	@$(call make-venv,$(PY),$(REAL))
-	$(REAL)/bin/python $(INSTALL) --quiet ".[real]"
+	$(REAL)/bin/python $(INSTALL) --quiet --editable ".[real]"
 	@touch $@
 
 $(NEWEST_INSTALLED): pyproject.toml
 	@$(call make-venv,$(NEWEST_PYTHON),$(NEWEST))
-	$(NEWEST)/bin/python $(INSTALL) --quiet --upgrade ".[$(NEWEST_EXTRAS)]" jax
+	$(NEWEST)/bin/python $(INSTALL) --quiet --upgrade --editable ".[$(NEWEST_EXTRAS)]" jax
 	@touch $@
