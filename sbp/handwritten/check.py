@@ -396,9 +396,9 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
             uneven = [i for at, i, a in compared.uneven if (at, a) == (node.id, name)]
             typed = [Body(node.params["body"], t, name, c.changed) for t in c.types]
             powers = {
-                i: compared.powers[name][k]
+                i: power
                 for i, v in enumerate(node.outputs)
-                for k in compared.powers.get(name, ())
+                for k, power in c.powers.items()
                 if graph.outputs[k] == v
             }
             results = [i for i in results if node.outputs[i] not in c.one_each]

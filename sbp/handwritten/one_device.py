@@ -128,6 +128,7 @@ class Compared:
       alone: how the program was read on one device.
       types: the types of the values of all regions, where results differ: in all trips of each
           scan, in the first trip, and in the second one.
+      powers: of results that are too large by a power of the size of the axis, by position.
       uneven: whether a result differs between devices that the program says to be equal.
       meant: whether the program shows that a difference may be meant.
       excused: the results of regions whose difference may be meant.
@@ -142,6 +143,7 @@ class Compared:
     run: ComparedRun
     alone: Attempt = field(default_factory=Attempt)
     types: tuple[Types, ...] = ({},)
+    powers: Mapping[int, int] = field(default_factory=dict)
     uneven: bool = False
     meant: bool = False
     excused: frozenset[int] = frozenset()
@@ -182,7 +184,6 @@ class Comparisons:
       against: the plain function that says what is right, if there is one.
       plain: the comparison with this function.
       wanted: right results on both sets of values.
-      powers: by the mesh axis, the powers of its size by which results are too large.
     """
 
     graph: Graph
@@ -202,7 +203,6 @@ class Comparisons:
     against: Graph | None = None
     plain: ComparedRun | None = None
     wanted: list[Ran] | None = None
-    powers: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def text(self) -> str:
         return arguments.values_text(self.leaves, spread=self.spread, reordered=self.reordered)
@@ -346,7 +346,7 @@ class Comparisons:
           meant: what shows that a difference may be meant.
         """
         failed: dict[Attempt, str] = {}
-        apart: dict[Attempt, tuple[tuple[int, ...], Graph]] = {}
+        apart: dict[Attempt, tuple[tuple[int, ...], Graph, dict[int, int]]] = {}
         because, axis = set(meant), written.axis
         names = self.graph.output_names
         run = ComparedRun(mesh_axis=axis.name, size=axis.size, values=self.text(), names=names)
@@ -366,11 +366,10 @@ class Comparisons:
                 same = replace(run, apart=wrong, stages=attempt.chained, lost=lost)
                 same = replace(same, zero=_zero(want), counts=attempt.names)
                 return Compared(run=same, alone=attempt)
-            apart[attempt] = differs, alone
             pairs = list(zip(self.got.results, want.results, strict=True))
             factors = {i: factor_of(*pairs[i]) for i in differs}
             powers = {i: _power(k, axis.size) for i, k in factors.items() if k}
-            self.powers[axis.name] = {i: power for i, power in powers.items() if power}
+            apart[attempt] = differs, alone, {i: p for i, p in powers.items() if p}
             if attempt.chained and None in factors.values():
                 reached = zip(self.reaches(self.graph), self.reaches(alone), strict=True)
                 if all((x == y).all() for x, y in reached):
@@ -384,7 +383,7 @@ class Comparisons:
         self,
         run: ComparedRun,
         written: WrittenSizes,
-        apart: dict[Attempt, tuple[tuple[int, ...], Graph]],
+        apart: dict[Attempt, tuple[tuple[int, ...], Graph, dict[int, int]]],
         failed: dict[Attempt, str],
         because: set[str],
         uneven: bool,
@@ -403,7 +402,7 @@ class Comparisons:
         got = program_run(self.graph, every=True)(self.values)
         typed = [
             (*self.measured(got, alone, axis), attempt)
-            for attempt, (_, alone) in apart.items()
+            for attempt, (_, alone, _) in apart.items()
             if not attempt.chained
         ]
         guessed = "sbp used random integers for arguments that are shapes; pass arrays"
@@ -413,7 +412,8 @@ class Comparisons:
             run = replace(
                 run, apart=apart[last][0], because=reasons, stuck=tuple(stuck), stages=True
             )
-            return Compared(run=run, alone=last, uneven=uneven, meant=bool(because))
+            powers = apart[last][2]
+            return Compared(run=run, alone=last, uneven=uneven, meant=bool(because), powers=powers)
         types, wants, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
         want, alone = wants[0], wants[0].graph
         fixed = self.fixed_in(alone, axis)
@@ -427,7 +427,8 @@ class Comparisons:
                 return Compared(run=run, alone=best)
         trips = tuple(self.types_of(got, wants[:1], axis.name, t) for t in (0, 1))
         reasons, placed = why_meant(got, want, types, axis.name, axis.size)
-        differs = apart[last if last.chained else best][0]
+        reference = last if last.chained else best
+        differs, _, powers = apart[reference]
         excused = frozenset().union(*reasons.values())
         meant, flow = bool(because), Body(self.graph, {}, "")
         own = [i for i in differs if excused.isdisjoint(flow.upstream(self.graph.outputs[i]))]
@@ -446,7 +447,8 @@ class Comparisons:
         )
         return Compared(
             run=run,
-            alone=best,
+            alone=reference,
+            powers=powers,
             types=(types, *trips),
             uneven=uneven,
             meant=meant,

@@ -98,7 +98,7 @@ PROGRAMS = {
     ),
     "mean of stages": (
         (pipeline, {"reduce": averaged}, (ROWS, WHOLE), WHOLE, (draw(N, 8, 8), draw(4, 6, 8))),
-        [("wrong-reduction", "error", "use lax.psum for parts of a sum")],
+        [("wrong-reduction", "error", 'use lax.psum in place of `lax.pmean(x, "d")` at line')],
     ),
 }
 
