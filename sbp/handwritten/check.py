@@ -419,7 +419,8 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                 if kind == "missing" and (ring := _short_ring(finding, name, c.run.size)):
                     ends[name] += ring
                     continue
-                numbers = (*finding.numbers, *c.run.stuck)
+                stuck = c.run.stuck if kind in (*COUNTED, *BY_SHARD) else ()
+                numbers = (*finding.numbers, *stuck)
                 if kind in COUNTED and scalars(finding.fault.node):
                     numbers = tuple(dict.fromkeys((*numbers, *sorted(written.numbers))))
                 finding = replace(finding, numbers=numbers)

@@ -428,9 +428,11 @@ class Repairs:
                 spare=not all(place.after for place in places),
             )
 
-        # A mean of the parts of a sum would be right only because of another fault.
-        means = finding.means and op == CALLED["sum"]
-        return (*([edit(CALLED["mean"], n)] if means else []), edit(op, 1))
+        # Where nothing averages, a mean of parts would be right only because of another fault.
+        averaged = finding.observer is not None and self.divisions(finding.observer)
+        may_mean = op == CALLED["sum"] and (finding.means or averaged)
+        ways = [edit(op, 1), *([edit(CALLED["mean"], n)] if may_mean else [])]
+        return tuple(reversed(ways) if finding.means else ways)
 
     def sum_backward(self, finding: Finding) -> Iterator[Variants]:
         """A sum of the gradient that a line inside a differentiated function sends back."""
