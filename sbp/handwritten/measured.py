@@ -529,17 +529,18 @@ class Body:
         return min(whole, key=abs, default=0)
 
     def scaled(self, value: Operand, power: int) -> Fault | None:
-        """The fault of a value that is too large or too small by a power of the number of devices:
-        its last reduction."""
+        """The fault of a value that is too large or too small by the number of devices: its last
+        reduction. The factor may come from a line behind the reduction, so only a gradient, which
+        JAX sums, and a `lax.pmean` are named as the cause."""
         made = [m for m in self.makers(self.upstream(value)) if self.over(m)]
         last = next((m for m in reversed(made) if KINDS[m.op] not in SENDING), None)
-        if last is None:
+        if last is None or abs(power) != 1:
             return None
         reads = self.flow.readers.get(last.outputs[0], ())
-        readers = (r for r in reads if r and PMEAN in r.library)
-        if power < 0 and (mean := next(readers, None)):
-            return Fault("averaged", mean, last)
-        return Fault("small", last) if power < 0 else Fault("pending", last, last)
+        mean = next((r for r in reads if r and PMEAN in r.library), None)
+        if power < 0:
+            return None if mean is None else Fault("averaged", mean, last)
+        return Fault("pending", last, last) if last.backward else None
 
     def over(self, node: Node) -> bool:
         """Whether a collective runs over the mesh axis."""
