@@ -115,7 +115,9 @@ class Jitted:
     ) -> None:
         functools.update_wrapper(self, fn)
         self._fn, self._mesh, self.options = fn, mesh, options
-        self._readers: dict[Mesh | AbstractMesh, CallReader] = {}
+        self._on: Callable[[Mesh | AbstractMesh], CallReader] = functools.cache(
+            lambda mesh: CallReader(fn, mesh, options)
+        )
         self._plans: dict[Any, Plan] = {}  # by the keys of call signatures
         self._quick: dict[Any, Plan] = {}  # by keys of `quick_key`
         self._composed: dict[Any, Callable[..., Any]] = {}  # by the keys of `_plans`
@@ -291,11 +293,6 @@ class Jitted:
     ) -> tuple[CallReader, CallSignature]:
         reader = self._on(self.mesh)
         return reader, reader.read(args, kwargs)[0]
-
-    def _on(self, mesh: Mesh | AbstractMesh) -> CallReader:
-        if mesh not in self._readers:
-            self._readers[mesh] = CallReader(self._fn, mesh, self.options)
-        return self._readers[mesh]
 
     def _plan_of(self, reader: CallReader, signature: CallSignature, key: Any = None) -> Plan:
         key = key or (reader.mesh, signature.key)
