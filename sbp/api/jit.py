@@ -65,7 +65,6 @@ from sbp.kinds import (
 )
 from sbp.limits import BOXING, POLICIES, Budget, Policy, Remat
 from sbp.machine.mesh import Hardware, mesh_spec
-from sbp.plan.program import Program
 from sbp.plan.saved import paths_of_plans
 from sbp.report.report import Report
 from sbp.run.execute import own_mesh
@@ -278,15 +277,12 @@ class Jitted:
                 return sized_report(reader, signature)
             return self._plan_of(reader, signature).report()
         except SbpError as error:
-            found = diagnose(error, self.options, functools.partial(self._attempt, args, kwargs))
+            found = diagnose(
+                error,
+                self.options,
+                lambda options: Jitted(self._fn, self.mesh, options).plan(*args, **kwargs).program,
+            )
             return Report(program=None, diagnostics=found, title=self.name)
-
-    def _attempt(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: JitOptions
-    ) -> Program:
-        """The plan of a call with other options, which nothing keeps."""
-        reader = CallReader(self._fn, self.mesh, options)
-        return make_plan(reader, reader.read(args, kwargs)[0]).program
 
     def _read(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
