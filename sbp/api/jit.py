@@ -606,9 +606,11 @@ def check_shard_map(
     for i, x in enumerate(leaves):
         shape_of(x, str(i))
     check_mesh(graph := trace_program(fn, args, mesh), spec)
-    plain = None
-    if against is not None:
-        plain = _plain(against, trace_program(against, args, mesh, "`against`"), graph)
+    plain = (
+        None
+        if against is None
+        else _plain(against, trace_program(against, args, mesh, "`against`"), graph)
+    )
     compared = compared_runs(graph, fn, lambda f: trace_program(f, args, mesh), leaves, spec)
     compared.compare_all(against=plain)
     said, title = diagnostics_of(compared), getattr(fn, "__name__", "")
