@@ -164,10 +164,8 @@ def refuse_taken(flat: Sequence[Any], names: Sequence[str], donated: Sequence[in
                 " or lower(..), which take shapes",
                 TypeError,
             )
-        if not isinstance(x, jax.Array):
-            continue
         check_alive(x, f"input {names[i]}")
-        same = first.setdefault(id(x), i) if taken else i
+        same = first.setdefault(id(x), i) if taken and isinstance(x, jax.Array) else i
         if same != i and not taken.isdisjoint((same, i)):
             twice, other = (i, same) if i in taken else (same, i)
             raise refused(
