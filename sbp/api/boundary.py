@@ -182,25 +182,21 @@ def about_option(option: str, call: Span | None = None) -> Iterator[None]:
 
     Arguments:
       option: the option.
-      call: the user's call of `sbp.jit`, where an error is to name the place of the option.
+      call: the user's call of `sbp.jit`, where an error is to name the place of the wrong value in
+        the option, or else of the option.
     """
     try:
         yield
     except SbpError as error:
         error.option = option
-        if error.span is None:
-            error.span = _place(error, option, call)
+        part = argument_span(call, option)
+        wrong = (
+            constants_in(part, error.slip[0], f"{error.slip[0]}_")
+            if part is not None and error.slip is not None
+            else ()
+        )
+        error.span = error.span or next((edit.span for edit in wrong), part)
         raise
-
-
-def _place(error: SbpError, option: str, call: Span | None) -> Span | None:
-    """The place of a wrong value in an option, or of the option; None where the source does not
-    show it."""
-    part = argument_span(call, option)
-    if part is None or error.slip is None:
-        return part
-    wrong = constants_in(part, error.slip[0], f"{error.slip[0]}_")
-    return wrong[0].span if wrong else part
 
 
 def is_type_leaf(x: Any) -> bool:
