@@ -383,33 +383,30 @@ def with_arrival(leaf: Leaf, x: Any, mesh: Mesh | AbstractMesh) -> Leaf:
         leaf.type is None or same_layout(x, held_padded(x.shape, leaf.type, axes_of(mesh)))
     ):
         leaf = replace(leaf, type=own, padded=True, spec=None)
-    what, pinned, code = f"input {leaf.name}", f"is pinned {leaf.type!r} but is", "not-partial"
-    if isinstance(x, Partial) and not leaf.partial:
-        raise refused(
-            f"{what} is an sbp.Partial but not pinned partial; pin it in in_types or call .reduce()"
-            " first",
-            ValueError,
-            code=code,
+    what, held = f"input {leaf.name}", x.type if isinstance(x, Partial) else None
+    if held != leaf.partial and not isinstance(x, jax.ShapeDtypeStruct):
+        other = (
+            f"a Partial of {held!r}"
+            if held is not None
+            else "not an sbp.Partial; pass a Partial, or pin it S or B"
         )
-    if isinstance(x, Partial) and x.type != leaf.type:
-        raise refused(f"{what} {pinned} a Partial of {x.type!r}", ValueError, code=code)
+        why = (
+            f"is pinned {leaf.type!r} but is {other}"
+            if leaf.partial
+            else "is an sbp.Partial but not pinned partial; pin it in in_types or call .reduce()"
+            " first"
+        )
+        raise refused(f"{what} {why}", ValueError, code="not-partial")
     if isinstance(x, Partial):
-        axes = {n: size for n, size in axes_of(mesh) if isinstance(x.type.get(n), Unreduced)}
-        lead = tuple(x.parts.shape[: x.rank])
-        if lead != tuple(axes.values()):
-            wanted = ", ".join(f"{n}={size}" for n, size in axes_of(mesh))
+        sizes = tuple(size for n, size in axes_of(mesh) if isinstance(x.type.get(n), Unreduced))
+        if (lead := tuple(x.parts.shape[: x.rank])) != sizes:
             raise refused(
                 f"{what} is a Partial of {x.type!r} with parts {lead}, which do not fit the mesh"
-                f" ({wanted}); call its .reduce() first",
+                f" ({', '.join(f'{n}={size}' for n, size in axes_of(mesh))}); call its .reduce()"
+                " first",
                 ValueError,
-                code=code,
+                code="not-partial",
             )
-    if leaf.partial and not isinstance(x, Partial | jax.ShapeDtypeStruct):
-        raise refused(
-            f"{what} {pinned} not an sbp.Partial; pass a Partial, or pin it S or B",
-            ValueError,
-            code=code,
-        )
     array = x.parts if isinstance(x, Partial | Padded) else x
     sharding = getattr(array, "sharding", None)
     has = own_kind(getattr(sharding, "memory_kind", None), mesh)
