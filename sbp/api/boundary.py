@@ -517,13 +517,13 @@ def even_boundary(leaf: Leaf, shape: tuple[int, ...], mesh: MeshSpec, where: str
             trial = NdSbp({**atoms, axis: t.get(axis)})
             atoms[axis] = t.get(axis) if is_even(shape, from_type(trial, mesh), mesh.sizes) else B
     even = NdSbp(atoms, t.free)
-    why, more = "has no elements to split", ""
-    if 0 not in shape:
-        why = "does not divide evenly"
-        more = (
-            " and slices or gathers it inside the program; pad the dim, or use"
-            f' sbp.padded("{t!r}") to keep it split between calls'
-        )
+    why = "has no elements to split" if 0 in shape else "does not divide evenly"
+    more = (
+        ""
+        if 0 in shape
+        else " and slices or gathers it inside the program; pad the dim, or use"
+        f' sbp.padded("{t!r}") to keep it split between calls'
+    )
     text = f"{why} under {t!r}, so sbp holds the array as {even!r} at the boundary{more}"
     warn("uneven-boundary", f"{where} of shape {shape}", text)
     return replace(leaf.with_type(even), pin=Pin(t, complete=True))
