@@ -210,18 +210,29 @@ def is_type_leaf(x: Any) -> bool:
     )
 
 
-def check_types(types: Any, mesh: MeshSpec, option: str) -> None:
-    """Checks that the mesh has the axes of all types of a tree.
+def check_types(types: Any, mesh: MeshSpec, users_mesh: Mesh | AbstractMesh, option: str) -> None:
+    """Checks that the mesh has the axes of all types of a tree, and that the `NamedSharding`s of
+    `in_shardings` and `out_shardings` are on it.
 
     Arguments:
       types: the tree.
-      mesh: the mesh.
+      mesh, users_mesh: the mesh, with its hardware and as the user has it.
       option: the argument of `sbp.jit` that it is.
 
     Raises:
-      SbpError: `unknown-axis`.
+      SbpError: `unknown-axis`; `bad-argument` for a `NamedSharding` on another mesh.
     """
     for path, leaf in paths_of(types, option, is_type_leaf)[0]:
+        if (
+            option.endswith("shardings")
+            and isinstance(leaf, NamedSharding)
+            and not same_mesh(leaf.mesh, users_mesh)
+        ):
+            raise refused(
+                f"{option} has a NamedSharding on {leaf.mesh}, but sbp.jit uses {users_mesh}; build"
+                " the sharding on the mesh of sbp.jit",
+                ValueError,
+            )
         t, _ = _plain_type(leaf, (), mesh)
         if is_type_leaf(t) and not (t is None or _jax.is_unspecified(t) or callable(t)):
             _read_type(t, f"{option}{jax.tree_util.keystr(path)}", mesh)
@@ -592,21 +603,6 @@ def mesh_of(*shardings: Any) -> Mesh | AbstractMesh | None:
     """The mesh of the first `NamedSharding`; None where there is none."""
     given = (leaf for option in shardings for leaf in _leaves(option))
     return next((leaf.mesh for leaf in given if isinstance(leaf, NamedSharding)), None)
-
-
-def check_meshes(shardings: Any, mesh: Mesh | AbstractMesh, option: str) -> None:
-    """Checks that `NamedSharding`s are on a mesh.
-
-    Raises:
-      SbpError: `bad-argument` for one on another mesh.
-    """
-    for leaf in _leaves(shardings):
-        if isinstance(leaf, NamedSharding) and not same_mesh(leaf.mesh, mesh):
-            raise refused(
-                f"{option} has a NamedSharding on {leaf.mesh}, but sbp.jit uses {mesh}; build the"
-                " sharding on the mesh of sbp.jit",
-                ValueError,
-            )
 
 
 def _leaves(shardings: Any) -> list[Any]:

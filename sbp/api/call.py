@@ -17,7 +17,6 @@ from sbp.api.boundary import (
     about_option,
     broadcast_types,
     carried_type,
-    check_meshes,
     check_types,
     is_type_leaf,
     read_entry,
@@ -397,10 +396,8 @@ class CallReader:
             (options.in_option, options.in_types),
             (options.out_option, options.out_types),
         ):
-            if option.endswith("shardings"):
-                check_meshes(types, mesh, option)
             with about_option(option, options.at):
-                check_types(types, self.spec, option)
+                check_types(types, self.spec, mesh, option)
 
     def read(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
