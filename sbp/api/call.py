@@ -192,8 +192,7 @@ path in the arguments, the node, and its leaves by their paths in the node."""
 def custom_nodes(arguments: Any) -> Iterator[Held]:
     """The outermost custom nodes, but for those that give other leaves each time that they are
     flattened."""
-    found, _ = jax.tree_util.tree_flatten_with_path(arguments, is_leaf=_is_custom)
-    for path, node in found:
+    for path, node in jax.tree_util.tree_leaves_with_path(arguments, is_leaf=_is_custom):
         if _is_custom(node):
             leaves, again = _leaves_of(node), _leaves_of(node)
             if leaves and again and all(again.get(p) is leaf for p, leaf in leaves.items()):
@@ -342,8 +341,10 @@ class CallSignature(Leaves):
         pairs = zip(self.leaves, given.leaves, self.key[1], given.key[1], strict=True)
         for own, other, mine, theirs in pairs:
             if mine != theirs or own.partial != other.partial:
-                taken = f"but the plan takes {own.description}; {_INSTEAD}"
-                raise SbpError(f"input {own.name} is {other.description}, {taken}")
+                raise SbpError(
+                    f"input {own.name} is {other.description}, but the plan takes"
+                    f" {own.description}; {_INSTEAD}"
+                )
 
 
 _INSTEAD = "call the sbp.jit function instead"
@@ -411,10 +412,11 @@ class CallReader:
         """
         statics, static_kwargs = self._statics(args, kwargs)
         positions = [i for i in range(len(args)) if i not in statics]
-        dynamic = tuple(args[i] for i in positions)
         dynamic_kwargs = {k: v for k, v in kwargs.items() if k not in static_kwargs}
         with_path, tree = paths_of(
-            (dynamic, dynamic_kwargs), "the arguments", lambda x: isinstance(x, Partial | Padded)
+            (tuple(args[i] for i in positions), dynamic_kwargs),
+            "the arguments",
+            lambda x: isinstance(x, Partial | Padded),
         )
         heads = [self._argument_name(p) for p in positions]
         carried = [self._leaf(path, _leaf_name(path, heads), x) for path, x in with_path]
@@ -509,8 +511,9 @@ class CallReader:
         """
         (given, names), key = self.options.parameters.donated, jax.tree_util.SequenceKey
         numbers = argument_positions(given, count, "donate_argnums")
-        named = {(key(1), jax.tree_util.DictKey(name)) for name in names}
-        return {(key(0), key(i)) for i, p in enumerate(positions) if p in numbers} | named
+        return {(key(0), key(i)) for i, p in enumerate(positions) if p in numbers} | {
+            (key(1), jax.tree_util.DictKey(name)) for name in names
+        }
 
     def _argument_name(self, position: int) -> str:
         """The user's name of a positional argument."""
@@ -537,7 +540,6 @@ class CallReader:
             )
         if in_types is None:
             return leaves
-        mine, rest = leaves[:positional], leaves[positional:]
         only, keywords = arguments[0][0] if len(heads) == 1 else None, tree.children()[1]
         if is_by_name(in_types, only, [*heads, *keywords.node_data()[1]]):
             return self._by_pattern(heads, leaves)
@@ -557,14 +559,14 @@ class CallReader:
             broadcast_types(
                 entry,
                 argument,
-                mine[at.start : at.stop],
+                leaves[at.start : at.stop],
                 (f"{option}[{number}]", heads[number]),
                 self.spec,
                 skip=2,
             )
             for number, (entry, (argument, at)) in enumerate(zip(in_types, arguments, strict=True))
         )
-        return [*(leaf for own in found for leaf in own), *rest]
+        return [*(leaf for own in found for leaf in own), *leaves[positional:]]
 
     def _by_pattern(self, heads: Sequence[str], leaves: Sequence[Leaf]) -> list[Leaf]:
         """Arguments where `in_types` is one dict of patterns for all of them. A path goes with and
