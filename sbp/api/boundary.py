@@ -343,10 +343,15 @@ def read_entry(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip:
     if t is None or _jax.is_unspecified(t):
         return replace(leaf, type=None, source="in_types", padded=padded)
     where = f"{names[0]} for {names[1]}{jax.tree_util.keystr(path)}"
-    checked = _read_type(t, where, mesh, len(shape.shape))
-    memory = t.memory_kind if isinstance(t, NamedSharding) else None
-    spec = t.spec if isinstance(t, NamedSharding) else t if isinstance(t, PartitionSpec) else None
-    return replace(leaf, type=checked, source="in_types", padded=padded, memory=memory, spec=spec)
+    spec = t.spec if isinstance(t, NamedSharding) else t
+    return replace(
+        leaf,
+        type=_read_type(t, where, mesh, len(shape.shape)),
+        source="in_types",
+        padded=padded,
+        memory=t.memory_kind if isinstance(t, NamedSharding) else None,
+        spec=spec if isinstance(spec, PartitionSpec) else None,
+    )
 
 
 def same_mesh(a: Mesh | AbstractMesh, b: Mesh | AbstractMesh) -> bool:
@@ -601,8 +606,15 @@ def other_option(option: str) -> str:
 
 def mesh_of(*shardings: Any) -> Mesh | AbstractMesh | None:
     """The mesh of the first `NamedSharding`; None where there is none."""
-    given = (leaf for option in shardings for leaf in _leaves(option))
-    return next((leaf.mesh for leaf in given if isinstance(leaf, NamedSharding)), None)
+    return next(
+        (
+            leaf.mesh
+            for option in shardings
+            for leaf in _leaves(option)
+            if isinstance(leaf, NamedSharding)
+        ),
+        None,
+    )
 
 
 def _leaves(shardings: Any) -> list[Any]:
