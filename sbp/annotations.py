@@ -238,14 +238,14 @@ def axes_of_entry(entry: Any) -> tuple[str, ...]:
 def _pin_of(type: Any, atoms: dict[str, Atom], ndim: int, reduce_dtype: str | None) -> Pin | None:
     if type is not None and atoms:
         raise SbpError("annotate takes a type or atoms by axis, not both")
-    if type is not None:
-        ordered, t = isinstance(type, PartitionSpec), as_type(type, ndim)
-        return Pin(t, complete=True, reduce_dtype=reduce_dtype, ordered=ordered)
-    if not atoms:
+    if type is None and not atoms:
         return None
-    t = NdSbp(atoms)
-    check_rank(t, ndim)
-    return Pin(t, reduce_dtype=reduce_dtype)
+    return Pin(
+        as_type(NdSbp(atoms) if type is None else type, ndim),
+        complete=type is not None,
+        reduce_dtype=reduce_dtype,
+        ordered=isinstance(type, PartitionSpec),
+    )
 
 
 @takes("sbp.annotate")
