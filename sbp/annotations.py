@@ -74,8 +74,12 @@ class Pin:
             raise SbpError(
                 "shard(device_assignment) under vmap has no meaning; use split or annotate there"
             )
-        t = NdSbp(moved, self.type.free)
-        return Pin(t, self.complete, reduce_dtype=self.reduce_dtype, ordered=self.ordered)
+        return Pin(
+            NdSbp(moved, self.type.free),
+            self.complete,
+            reduce_dtype=self.reduce_dtype,
+            ordered=self.ordered,
+        )
 
 
 annotate_p = _jax.Primitive("sbp_annotate")
@@ -220,13 +224,8 @@ def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
             )
         atoms.update({name: Split(dim) for name in names})
     atoms.update({name: Unreduced("sum") for name in sorted(getattr(spec, "unreduced", ()) or ())})
-    if mesh_axes is not None:
-        atoms = {
-            name: atoms[name]
-            for name in (*mesh_axes, *sorted(atoms.keys() - set(mesh_axes)))
-            if name in atoms
-        }
-    return NdSbp(atoms)
+    first = [name for name in (atoms if mesh_axes is None else mesh_axes) if name in atoms]
+    return NdSbp({name: atoms[name] for name in (*first, *sorted(atoms.keys() - {*first}))})
 
 
 def axes_of_entry(entry: Any) -> tuple[str, ...]:
@@ -321,8 +320,7 @@ def split(x: Any, dim: int, *mesh_axes: str) -> Any:
             f"split names mesh axis {show(twice[0])} twice; name it once",
             code="bad-placement",
         )
-    dim = int(dim) % x.ndim
-    return bind_pin(x, Pin(NdSbp(dict.fromkeys(mesh_axes, Split(dim))), ordered=True))
+    return bind_pin(x, Pin(NdSbp(dict.fromkeys(mesh_axes, Split(int(dim) % x.ndim))), ordered=True))
 
 
 @takes("sbp.replicate", BY_POSITION, mesh_axes=EACH_AXIS)
