@@ -7,12 +7,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from sbp.api.boundary import Leaf, Leaves, shape_of
 from sbp.api.call import CallSignature
 from sbp.errors import refused
-from sbp.plan.program import Program
 from sbp.run.arrays import (
     Padded,
     Padding,
@@ -25,7 +24,7 @@ from sbp.run.arrays import (
     same_layout,
     with_parts,
 )
-from sbp.run.execute import place_array
+from sbp.run.execute import Executable, place_array
 from sbp.types import NdSbp
 
 
@@ -34,26 +33,22 @@ class Holding:
     """The arguments and results of one plan.
 
     Arguments:
-      program: the plan.
+      executable: the plan, as it runs on the user's mesh.
       signature: the call that it was made for.
       returned: what it returns.
-      mesh: the user's mesh.
-      shardings: of the flat arguments, as the compiled program takes them.
     """
 
-    program: Program
+    executable: Executable
     signature: CallSignature
     returned: Leaves
-    mesh: Any
-    shardings: tuple[NamedSharding, ...]
 
     @functools.cached_property
     def inputs(self) -> dict[int, Padded]:
         """The arguments that are held padded, without their parts."""
-        types, leaves = self.program.input_types, self.signature.leaves
+        types, leaves = self.executable.program.input_types, self.signature.leaves
         return {
-            i: held_padded(leaves[i].aval.shape, types[i], self.program.mesh.axes)
-            for i in sorted(self.program.request.demand.padded_inputs)
+            i: held_padded(leaves[i].aval.shape, types[i], self.executable.program.mesh.axes)
+            for i in sorted(self.executable.program.request.demand.padded_inputs)
         }
 
     @functools.cached_property
@@ -64,16 +59,19 @@ class Holding:
     @functools.cached_property
     def outputs(self) -> dict[int, Padded]:
         """The results that are held padded, without their parts."""
-        types, leaves = self.program.output_types, self.returned.leaves
+        types, leaves = self.executable.program.output_types, self.returned.leaves
         return {
-            o: held_padded(leaves[o].aval.shape, types[o], self.program.mesh.axes)
-            for o in sorted(self.program.request.demand.padded_outputs)
+            o: held_padded(leaves[o].aval.shape, types[o], self.executable.program.mesh.axes)
+            for o in sorted(self.executable.program.request.demand.padded_outputs)
         }
 
     @functools.cached_property
     def users_shardings(self) -> list[NamedSharding]:
         """The shardings of the flat arguments, on the user's mesh."""
-        return [NamedSharding(self.mesh, s.spec, memory_kind=s.memory_kind) for s in self.shardings]
+        return [
+            NamedSharding(self.executable.mesh, s.spec, memory_kind=s.memory_kind)
+            for s in self.executable.in_shardings
+        ]
 
     def shape(self, position: int) -> tuple[int, ...]:
         """The shape of the array that the program takes for an argument: that of a `Partial` with
@@ -81,7 +79,7 @@ class Holding:
         leaf = self.signature.leaves[position]
         if position in self.inputs:
             return self.paddings[position].padded_shape
-        sizes = _part_sizes(leaf.partial, self.mesh) if leaf.partial else []
+        sizes = _part_sizes(leaf.partial, self.executable.mesh) if leaf.partial else []
         return (*(n for n in sizes if n > 1), *leaf.aval.shape)
 
     @functools.cached_property
@@ -90,7 +88,7 @@ class Holding:
         return [
             jax.ShapeDtypeStruct(self.shape(i), leaf.aval.dtype, sharding=sharding)
             for i, (leaf, sharding) in enumerate(
-                zip(self.signature.leaves, self.shardings, strict=True)
+                zip(self.signature.leaves, self.executable.in_shardings, strict=True)
             )
         ]
 
@@ -139,7 +137,7 @@ class Holding:
                 if isinstance(x, Padded):
                     array = x.full() if isinstance(source, jax.Array) else np.asarray(x)
                 if i in self.inputs and isinstance(array, jax.Array):
-                    array = padded_parts(array, self.paddings[i], self.shardings[i])
+                    array = padded_parts(array, self.paddings[i], self.executable.in_shardings[i])
                 elif i in self.inputs:  # it is placed with the other NumPy arrays
                     array = self.paddings[i].pad(np.asarray(array))
             flat.append(array)
@@ -175,9 +173,12 @@ class Holding:
         elif tuple(np.shape(x)) == tuple(aval.shape):
             parts = padded_parts(x, held, sharding) if held else place_array(x, sharding)
         else:
-            t = self.program.input_types[position]
+            t = self.executable.program.input_types[position]
             parts = of_process(
-                x, held or Padding.of(aval.shape, t, self.program.mesh.axes), sharding, name
+                x,
+                held or Padding.of(aval.shape, t, self.executable.program.mesh.axes),
+                sharding,
+                name,
             )
         return with_parts(self.inputs[position], parts) if held else parts
 
@@ -186,10 +187,12 @@ class Holding:
         found = with_padded(self.outputs, outs)
         for position, (out, leaf) in enumerate(zip(outs, self.returned.leaves, strict=True)):
             if leaf.partial is not None:
-                sizes = _part_sizes(leaf.partial, self.mesh)
+                sizes = _part_sizes(leaf.partial, self.executable.mesh)
                 shape = (*sizes, *out.shape[sum(n > 1 for n in sizes) :])
                 parts = out.reshape(shape) if 1 in sizes else out
-                found[position] = Partial(parts, leaf.partial, self.program.output_sum(position))
+                found[position] = Partial(
+                    parts, leaf.partial, self.executable.program.output_sum(position)
+                )
         return found
 
     def structures(self) -> tuple[Any, Any]:
@@ -198,7 +201,7 @@ class Holding:
         has no dim for its one part."""
         ins = [self._node(leaf, None) for leaf in self.signature.leaves]
         outs = [
-            self._node(leaf, self.program.output_sum(o))
+            self._node(leaf, self.executable.program.output_sum(o))
             for o, leaf in enumerate(self.returned.leaves)
         ]
         return (
@@ -208,7 +211,10 @@ class Holding:
 
     def _node(self, leaf: Leaf, reduce_dtype: str | None) -> Any:
         """What stands in the structure of a call for an argument or result that is not padded."""
-        t, sizes = leaf.partial, _part_sizes(leaf.partial, self.mesh) if leaf.partial else (1,)
+        t, sizes = (
+            leaf.partial,
+            _part_sizes(leaf.partial, self.executable.mesh) if leaf.partial else (1,),
+        )
         if 1 in sizes:
             return 0
         return Partial.tree_unflatten((t, reduce_dtype, (*sizes, *leaf.aval.shape)), (0,))
@@ -235,5 +241,5 @@ def plain(tree: Any) -> Any:
     return jax.tree.map(array, tree, is_leaf=is_held)
 
 
-def _part_sizes(t: NdSbp, mesh: Mesh) -> list[int]:
+def _part_sizes(t: NdSbp, mesh: Any) -> list[int]:
     return [int(mesh.shape[axis]) for axis in partial_axes(t, mesh)]

@@ -108,11 +108,9 @@ class Plan:
     def holding(self) -> Holding:
         """How its arguments and results are held between calls."""
         return Holding(
-            program=self.program,
+            executable=self._executable,
             signature=self._signature,
             returned=self.results,
-            mesh=self._reader.mesh,
-            shardings=self._executable.in_shardings,
         )
 
     @functools.cached_property
