@@ -76,10 +76,10 @@ class Holding:
     def shape(self, position: int) -> tuple[int, ...]:
         """The shape of the array that the program takes for an argument: that of a `Partial` with
         its leading dims, that of a `Padded` with padding."""
-        leaf = self.signature.leaves[position]
         if position in self.inputs:
             return self.paddings[position].padded_shape
-        sizes = _part_sizes(leaf.partial, self.executable.mesh) if leaf.partial else []
+        leaf = self.signature.leaves[position]
+        sizes = _part_sizes(leaf.partial, self.executable.mesh)
         return (*(n for n in sizes if n > 1), *leaf.aval.shape)
 
     @functools.cached_property
@@ -189,9 +189,10 @@ class Holding:
             if leaf.partial is not None:
                 sizes = _part_sizes(leaf.partial, self.executable.mesh)
                 shape = (*sizes, *out.shape[sum(n > 1 for n in sizes) :])
-                parts = out.reshape(shape) if 1 in sizes else out
                 found[position] = Partial(
-                    parts, leaf.partial, self.executable.program.output_sum(position)
+                    out.reshape(shape) if 1 in sizes else out,
+                    leaf.partial,
+                    self.executable.program.output_sum(position),
                 )
         return found
 
@@ -211,13 +212,9 @@ class Holding:
 
     def _node(self, leaf: Leaf, reduce_dtype: str | None) -> Any:
         """What stands in the structure of a call for an argument or result that is not padded."""
-        t, sizes = (
-            leaf.partial,
-            _part_sizes(leaf.partial, self.executable.mesh) if leaf.partial else (1,),
-        )
-        if 1 in sizes:
-            return 0
-        return Partial.tree_unflatten((t, reduce_dtype, (*sizes, *leaf.aval.shape)), (0,))
+        sizes = _part_sizes(leaf.partial, self.executable.mesh)
+        known = leaf.partial, reduce_dtype, (*sizes, *leaf.aval.shape)
+        return Partial.tree_unflatten(known, (0,)) if leaf.partial and 1 not in sizes else 0
 
 
 def with_padded(held: Mapping[int, Padded], leaves: Sequence[Any]) -> list[Any]:
@@ -235,11 +232,14 @@ def plain(tree: Any) -> Any:
     if not any(map(is_held, jax.tree.leaves(tree, is_leaf=is_held))):
         return tree
 
-    def array(x: Any) -> Any:
-        return x.full() if isinstance(x, Padded) else x.reduce() if isinstance(x, Partial) else x
+    return jax.tree.map(
+        lambda x: (
+            x.full() if isinstance(x, Padded) else x.reduce() if isinstance(x, Partial) else x
+        ),
+        tree,
+        is_leaf=is_held,
+    )
 
-    return jax.tree.map(array, tree, is_leaf=is_held)
 
-
-def _part_sizes(t: NdSbp, mesh: Any) -> list[int]:
-    return [int(mesh.shape[axis]) for axis in partial_axes(t, mesh)]
+def _part_sizes(t: NdSbp | None, mesh: Any) -> list[int]:
+    return [] if t is None else [int(mesh.shape[axis]) for axis in partial_axes(t, mesh)]
