@@ -117,8 +117,7 @@ class Plan:
     def _joint(self) -> JointRun | None:
         """What its runs need where there are several processes."""
         types = [leaf.type for leaf in self._signature.leaves]
-        several = jax.process_count() > 1
-        return JointRun(self._executable, self._names, types) if several else None
+        return JointRun(self._executable, self._names, types) if jax.process_count() > 1 else None
 
     @property
     def cost(self) -> Cost:
@@ -140,15 +139,15 @@ class Plan:
         """`NamedSharding`s of the positional arguments on the user's mesh, in their structure, with
         their kinds of memory. Arrays with these shardings are not moved when the plan runs. What is
         held as `sbp.Padded` is a `Padded` here, too, with the sharding of its parts."""
-        shardings = with_padded(self.holding.inputs, self.holding.users_shardings)
-        return self._signature.like(shardings)[0]
+        return self._signature.like(with_padded(self.holding.inputs, self.holding.users_shardings))[
+            0
+        ]
 
     @property
     def out_shardings(self) -> Any:
         """`NamedSharding`s of what the function returns, on the user's mesh, as in
         `in_shardings`."""
-        shardings = with_padded(self.holding.outputs, self._executable.out_shardings)
-        return self.results.like(shardings)
+        return self.results.like(with_padded(self.holding.outputs, self._executable.out_shardings))
 
     @public
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -218,8 +217,9 @@ class Plan:
         """
         self._refuse_abstract_mesh()
         signature, leaves = self._read(args, {})
-        given = self._reader.options.parameters.static[0]
-        static = argument_positions(given, len(args), "static_argnums")
+        static = argument_positions(
+            self._reader.options.parameters.static[0], len(args), "static_argnums"
+        )
         self._signature.check_structure(signature)
         refuse_taken(leaves, signature.names, ())
         placed = [self.holding.placed(x, i) for i, x in enumerate(leaves)]
@@ -230,8 +230,9 @@ class Plan:
         """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO. What it
         compiles to is called as the function is, without static arguments. On an abstract mesh it
         has `.as_text()` and does not compile."""
-        lowered = self._executable.lower(self.holding.shapes)
-        return _jax.with_structures(lowered, *self.holding.structures())
+        return _jax.with_structures(
+            self._executable.lower(self.holding.shapes), *self.holding.structures()
+        )
 
     @takes("Plan.report", skip=1, refine=FLAG)
     def report(self, *, refine: bool = False) -> Report:
@@ -256,8 +257,11 @@ class Plan:
             if self.program.request.boxing == "auto":
                 with counting_down("choices of types", shown=refine) as solving:
                     costly = costly_annotations(self.program, refine=refine, solving=solving)
-            others = (*gathered_matrices(self.program), *unchecked_regions(self.program))
-            self._diagnostics = (*costly, *others)
+            self._diagnostics = (
+                *costly,
+                *gathered_matrices(self.program),
+                *unchecked_regions(self.program),
+            )
             self.program.request.caches.clear()
         return Report(
             program=self.program,
