@@ -59,8 +59,10 @@ def with_result_types(reader: CallReader, results: Leaves) -> Leaves:
         typed = broadcast_types(
             options.out_types, results.tree, results.leaves, names, spec, skip=0
         )
-    outer = (even_boundary(x, x.aval.shape, spec, f"output {x.name}") for x in typed)
-    return replace(results, leaves=tuple(outer))
+    return replace(
+        results,
+        leaves=tuple(even_boundary(x, x.aval.shape, spec, f"output {x.name}") for x in typed),
+    )
 
 
 def tied_outputs(signature: CallSignature, results: Leaves) -> tuple[tuple[int, int], ...]:
@@ -161,13 +163,14 @@ def traced_call(
         for leaf in signature.leaves
     ]
     call, results_of_call = _flat_results(signature, reader, arguments)
-    is_symbolic = tracer is not None
-    if tracer is None:
-        tracer = functools.partial(trace, platform=_platform(reader.mesh, spec), is_known=is_known)
+    make_graph = tracer or functools.partial(
+        trace, platform=_platform(reader.mesh, spec), is_known=is_known
+    )
 
     def traced(explicit: AbstractMesh | None) -> tuple[Graph, Any]:
-        shapes = tuple(_laid_out(leaf, explicit) for leaf in arguments)
-        return tracer(call, shapes, signature.names)
+        return make_graph(
+            call, tuple(_laid_out(leaf, explicit) for leaf in arguments), signature.names
+        )
 
     try:
         with deciding_sizes(_CLOSED_OVER):
@@ -177,7 +180,7 @@ def traced_call(
             error.add_note(_NAMED_COLLECTIVE)
         raise
     check_symbols(graph, (), ())
-    if not is_symbolic:  # which elements move depends on sizes
+    if tracer is None:  # which elements move depends on sizes
         graph = with_mirrors(with_alignment(with_hoisted_casts(graph)))
     _refuse_traced(graph, reader.name)
     graph = _check(graph, spec, reader.mesh)
@@ -197,13 +200,14 @@ def traced_call(
         padded_outputs=frozenset(results.padded | {o for o, i in tied if i in signature.padded}),
         layers=(layer_paths(signature.leaves, 2), layer_paths(results.leaves, 1)),
     )
-    by_axis = options.axis_policies
     request = Request(
         graph=graph,
         mesh=spec,
         demand=demand,
         boxing=options.boxing,
-        axis_policies=tuple(by_axis.get(name) for name in spec.names) if by_axis else (),
+        axis_policies=tuple(map(options.axis_policies.get, spec.names))
+        if options.axis_policies
+        else (),
         budgets=options.budgets,
         reduce_dtype=options.reduce_dtype,
         memory_limit=options.memory_limit,
@@ -287,10 +291,13 @@ def traced_results(reader: CallReader, signature: CallSignature) -> tuple[Leaves
     value of a transformation."""
     call, results_of_call = _flat_results(signature, reader, signature.leaves)
     laid_out = [_laid_out(leaf, None) for leaf in signature.leaves]
-    make = jax.make_jaxpr(call, return_shape=True)
-    closed, shapes = _under_users_mesh(lambda _: make(*laid_out), reader.spec)
-    is_closed = not any(isinstance(c, _jax.Tracer) for c in closed.consts)
-    return with_result_types(reader, results_of_call(shapes)), is_closed
+    closed, shapes = _under_users_mesh(
+        lambda _: jax.make_jaxpr(call, return_shape=True)(*laid_out), reader.spec
+    )
+    return (
+        with_result_types(reader, results_of_call(shapes)),
+        not any(isinstance(c, _jax.Tracer) for c in closed.consts),
+    )
 
 
 def _flat_results(
@@ -328,11 +335,13 @@ def _flat_results(
 
     def returned(shapes: Sequence[Any]) -> Leaves:
         [(tree, paths)] = last
-        leaves = (
-            Leaf(path=path, name=jax.tree_util.keystr(path) or "result", aval=aval)
-            for path, aval in zip(paths, shapes, strict=True)
+        return Leaves(
+            tree=tree,
+            leaves=tuple(
+                Leaf(path=path, name=jax.tree_util.keystr(path) or "result", aval=aval)
+                for path, aval in zip(paths, shapes, strict=True)
+            ),
         )
-        return Leaves(tree=tree, leaves=tuple(leaves))
 
     return _jax.traced_as(call, reader.fn, signature.names), returned
 
@@ -382,8 +391,7 @@ def _refuse_traced(graph: Graph, name: str) -> None:
 
 def _check(graph: Graph, spec: MeshSpec, mesh: Mesh | AbstractMesh) -> Graph:
     """The graph with its pins resolved on the mesh, its primitives and policies checked."""
-    ids = None if isinstance(mesh, AbstractMesh) else device_ids(mesh)
-    graph = resolve_pins(graph, spec, ids)
+    graph = resolve_pins(graph, spec, None if isinstance(mesh, AbstractMesh) else device_ids(mesh))
     check_rules(graph, spec)
     check_registered(graph, spec)
     for scope, span in {node.scope: node.span for node in graph.walk()}.items():
