@@ -110,11 +110,9 @@ class _Derivative:
 
         def joint(*args: Any) -> tuple[Any, ...]:
             outs, made = self._forward(*args[:count])
-            cotangents = args[count:]
-            if not cotangents:
+            if len(args) == count:
                 return outs, made
-            residuals = self._residuals(args, made)
-            return outs, made, *self._transposed(every, *residuals, *cotangents)
+            return outs, made, *self._transposed(every, *self._residuals(args, made), *args[count:])
 
         def plan_of(cotangents: Sequence[Any], gradients: int) -> Program:
             ins = [*(leaf.type for leaf in signature.leaves), *[None] * len(cotangents)]
@@ -164,8 +162,9 @@ class _Derivative:
             plan=None,
             parameters=Parameters(names=tuple(arguments), static=((), ()), donated=(donated, ())),
         )
-        name = f"{self._reader.name}_{name}"
-        named = _jax.named_function(lambda *args: fn(*args), name, arguments)
+        named = _jax.named_function(
+            lambda *args: fn(*args), f"{self._reader.name}_{name}", arguments
+        )
         return self._planner(named, self._reader.mesh, options)
 
     def push(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -195,16 +194,14 @@ class _Derivative:
                 [*self._held, *types],
                 [self._types[i] for i in self._moving],
             )
-        placed = self._placed([cotangents[k] for k in given], types)
-        return self._pulls[given](*residuals, *placed)
+        return self._pulls[given](*residuals, *self._placed([cotangents[k] for k in given], types))
 
     def _placed(self, arrays: Sequence[Any], types: Sequence[NdSbp | None]) -> list[Any]:
         """Arrays where plans take them. JAX then knows the devices, too, for which it does not look
         into the primitive below."""
         if not isinstance(self._reader.mesh, Mesh) or _jax.is_mapped(arrays):
             return list(arrays)
-        shardings = _shardings(arrays, types, self._reader.mesh)
-        return list(map(jax.device_put, arrays, shardings))
+        return list(map(jax.device_put, arrays, _shardings(arrays, types, self._reader.mesh)))
 
     def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """The residuals, and the other arguments."""
@@ -219,8 +216,9 @@ class _Derivative:
             outs = jax.tree.leaves(self._call(*(given.get(i, x) for i, x in enumerate(flat))))
             return [outs[o] for o in self._smooth], outs
 
-        moving = [flat[i] for i in self._moving]
-        values, pushforward, outs = jax.linearize(smooth, *moving, has_aux=True)
+        values, pushforward, outs = jax.linearize(
+            smooth, *(flat[i] for i in self._moving), has_aux=True
+        )
         for o, value in zip(self._smooth, values, strict=True):
             outs[o] = value
         linear = jax.make_jaxpr(pushforward)(*self._arguments)
