@@ -102,15 +102,13 @@ class SourceWriter(Tracing):
     def __init__(self, program: Program) -> None:
         self.program, self.mesh = program, program.mesh
         self.user = Names(program.graph)
-        self.instructions: list[Instruction] = []
         imported = "functools", "Path", "NamedSharding", "AxisType", "ARRAYS", "ARGUMENTS"
         own = "given", "mesh", "run", "arrays", "outs", "named", "shardings", "scan_in_place"
         self.module = {*MODULES, *dir(builtins), *imported, *own}
         self.functions: dict[Any, str] = {}  # by their text without names of values
         self.scopes: list[_FunctionNames] = []  # of the functions being written, inside out
-        self.texts: list[str] = []
-        self.arrays: dict[str, Any] = {}
-        self.numbers: dict[int, int] = {}
+        self.instructions, self.texts = list[Instruction](), list[str]()
+        self.arrays, self.numbers = dict[str, Any](), dict[int, int]()
         self.loop: Loop | None = None
         self.chosen: dict[Any, tuple[bool, int, bool]] = {}
         self.blocks: dict[Any, str] = {}  # the names of their functions, by their keys
@@ -194,8 +192,10 @@ class SourceWriter(Tracing):
     def constant(self, value: Any) -> str:
         """An array that the program closes over, as an expression."""
         if _jax.is_extended(value.dtype):
-            words = self.constant(_jax.words(value))
-            return f"jax.random.wrap_key_data({words}, impl={str(jax.random.key_impl(value))!r})"
+            return (
+                f"jax.random.wrap_key_data({self.constant(_jax.words(value))},"
+                f" impl={str(jax.random.key_impl(value))!r})"
+            )
         host = np.asarray(value)
         is_small = 0 < host.size <= LITERAL_ELEMENTS and host.dtype.kind in "biuf"
         if is_small and np.isfinite(host).all():
@@ -244,8 +244,11 @@ class SourceWriter(Tracing):
     def nested(self, jaxpr: Any, eqns: Sequence[Any]) -> set[Any]:
         """The variables of a jaxpr that may be written where they are read: one operation of the
         same line of the user reads them, once."""
-        atoms = [*jaxpr.outvars, *(v for eqn in eqns for v in eqn.invars)]
-        reads = Counter(v for v in atoms if not is_literal(v))
+        reads = Counter(
+            v
+            for v in (*jaxpr.outvars, *(v for eqn in eqns for v in eqn.invars))
+            if not is_literal(v)
+        )
         lines = {v: self.line(eqn) for eqn in eqns for v in eqn.outvars}
         return {
             v
@@ -296,8 +299,9 @@ class SourceWriter(Tracing):
             self.in_place = True
             yield from self.inline(eqn, inner.jaxprs[0], scope)
         elif inner.form == "function":
-            name = eqn.params.get("name", eqn.primitive.name)
-            yield from self.call(eqn, inner.jaxprs[0], name, scope)
+            yield from self.call(
+                eqn, inner.jaxprs[0], eqn.params.get("name", eqn.primitive.name), scope
+            )
         elif "new_dtype" in eqn.params and is_literal(number):  # a cast of a number
             value, (out,) = np.asarray(number.val).astype(eqn.params["new_dtype"]), eqn.outvars
             scope.values[out] = scalar_text(value, out.aval, plain=False)
@@ -359,10 +363,9 @@ class SourceWriter(Tracing):
 
     def call(self, eqn: Any, closed: Any, name: str, scope: _FunctionNames) -> Iterator[str]:
         """The lines of a call: its operations where they are few, else a call of a function."""
-        jaxpr, _ = _jax.open_jaxpr(closed)
         instruction = self.instruction(eqn)
         self.hint(eqn, scope)
-        if len(jaxpr.eqns) <= INLINE or isinstance(instruction, Loop):
+        if len(_jax.open_jaxpr(closed)[0].eqns) <= INLINE or isinstance(instruction, Loop):
             outer, self.loop = self.loop, instruction if isinstance(instruction, Loop) else None
             lines = [*self.inline(eqn, closed, scope)]
             self.loop = outer
@@ -371,8 +374,9 @@ class SourceWriter(Tracing):
 
             def write(names: list[str]) -> str:
                 # Equal conversions of any value are one function.
-                own_names = ["x"] if isinstance(instruction, Box) else names
-                return self.function(closed, own, doc, own_names)
+                return self.function(
+                    closed, own, doc, ["x"] if isinstance(instruction, Box) else names
+                )
 
             lines = [self.call_line(eqn, scope, write)]
         comment = self.comment(instruction) if instruction is not None else ""
@@ -503,8 +507,10 @@ class SourceWriter(Tracing):
             case "open loop":
                 return self.open_loop(eqn, inner, ins), False
             case "choice":
-                names = [self.part(b, n, "branch", []) for n, b in enumerate(inner.jaxprs)]
-                branches = ", ".join(_one_result(eqn, f"{name}(*x)", "*x") for name in names)
+                branches = ", ".join(
+                    _one_result(eqn, f"{self.part(body, n, 'branch', [])}(*x)", "*x")
+                    for n, body in enumerate(inner.jaxprs)
+                )
                 return f"lax.switch({', '.join([ins[0], f'[{branches}]', *ins[1:]])})", False
             case "fold":
                 count, combine = len(ins) // 2, self.function(inner.jaxprs[0], "combine")
