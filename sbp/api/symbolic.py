@@ -167,7 +167,9 @@ class SizedCall:
         self.traced, at = (graph, out_shape), numbers(self.point)
         for claim in element_claims(graph):
             if not claim.holds(at):
-                raise _unequal(claim, f" only where {claim.fact}")
+                raise UnequalElements(
+                    f"{claim.text} only where {claim.fact}", code="symbolic-sizes", span=claim.span
+                )
         return graph_at(graph, self.point), jax.tree.map(lambda x: _shape_with(x, at), out_shape)
 
     def at_equal_elements(self) -> "SizedCall":
@@ -181,8 +183,12 @@ class SizedCall:
             narrowed = narrowed.narrow((claim.fact,))
             with contextlib.suppress(Unanswered):
                 if Solver(narrowed).point() is None:
-                    where = " at no sizes that are asked for; give it a shape of as many elements"
-                    raise _unequal(claim, where)
+                    raise UnequalElements(
+                        f"{claim.text} at no sizes that are asked for; give it a shape of as many"
+                        " elements",
+                        code="symbolic-sizes",
+                        span=claim.span,
+                    )
         return replace(self, point=_choice(narrowed, self.reader.spec.num_devices))
 
     def decide(self, typing: Typing, results: Leaves) -> Decided:
@@ -267,11 +273,6 @@ def priced_constraints(call: SizedCall, terms: Sequence[str], program: Program, 
     quoted = ", ".join(f'"{t}"' for t in terms)
     text = f"make the sizes with constraints=[{quoted}]: {then}"
     return help_with_price(text, edits or (option,), program)
-
-
-def _unequal(claim: Claim, where: str) -> UnequalElements:
-    """The error for a reshape to another number of elements."""
-    return UnequalElements(claim.text + where, code="symbolic-sizes", span=claim.span)
 
 
 def _choice(scope: Scope, devices: int) -> Point:
