@@ -82,15 +82,15 @@ class SizedCall:
       symbolic: its signature, with symbolic sizes.
       scope: the sizes that are asked for.
       point: one choice of sizes.
-      traced: the program with symbolic sizes and the shapes of its results; None before `trace`,
-          and in a copy at other sizes.
+      program: the program with symbolic sizes and the shapes of its results. `trace` sets it; a
+          copy at other sizes has none.
     """
 
     reader: CallReader
     symbolic: CallSignature
     scope: Scope
     point: Point
-    traced: tuple[Graph, Any] | None = field(default=None, init=False, repr=False)
+    program: tuple[Graph, Any] = field(init=False, repr=False)
 
     @classmethod
     def of(cls, reader: CallReader, signature: CallSignature) -> "SizedCall":
@@ -164,7 +164,7 @@ class SizedCall:
         with deciding_sizes("check it at concrete sizes", self.scope.constraints):
             graph, out_shape = trace(fn, self.symbolic.avals, names, is_known=is_known)
         check_symbols(graph, self.scope.names, self.symbolic.avals)
-        self.traced, at = (graph, out_shape), numbers(self.point)
+        self.program, at = (graph, out_shape), numbers(self.point)
         for claim in element_claims(graph):
             if not claim.holds(at):
                 raise UnequalElements(
@@ -216,12 +216,6 @@ class SizedCall:
             text = f"outputs have the same types at the boundary as for {point_text(self.point)}"
             claims.append(Claim(text=text, key="outputs", holds=lambda lift: asked(lift) == here))
         return decide(claims, self.scope, self.point)
-
-    @property
-    def program(self) -> tuple[Graph, Any]:
-        """The program with symbolic sizes and the shapes of its results, once it is traced."""
-        assert self.traced is not None, "a call with symbolic sizes is read before it is traced"
-        return self.traced
 
     def _boundary_claims(self, mesh: MeshSpec) -> Iterator[Claim]:
         """A claim for each pinned input that does not divide at the chosen sizes, so that its type
