@@ -204,12 +204,14 @@ class SizedCall:
         if symbolic_in(avals):
 
             def asked(lift: Lift) -> list[Any]:
-                there = (
-                    replace(leaf, aval=_shape_with(aval, lift))
-                    for leaf, aval in zip(results.leaves, avals, strict=True)
+                at = replace(
+                    results,
+                    leaves=tuple(
+                        replace(leaf, aval=_shape_with(aval, lift))
+                        for leaf, aval in zip(results.leaves, avals, strict=True)
+                    ),
                 )
-                leaves = replace(results, leaves=tuple(there))
-                return [leaf.demand for leaf in with_result_types(self.reader, leaves).leaves]
+                return [leaf.demand for leaf in with_result_types(self.reader, at).leaves]
 
             with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
                 here = asked(numbers(self.point))
@@ -229,8 +231,10 @@ class SizedCall:
                 continue  # it divides; `claims_of` claims that
 
             def holds(lift: Lift, leaf: Leaf = leaf, even: Any = even) -> bool:
-                shape = tuple(map(lift, leaf.aval.shape))
-                return even_boundary(leaf, shape, mesh, leaf.name).type == even
+                return (
+                    even_boundary(leaf, tuple(map(lift, leaf.aval.shape)), mesh, leaf.name).type
+                    == even
+                )
 
             yield Claim(
                 text=f"input {leaf.name} of shape {shape_text(leaf.aval.shape)} is held {even!r}",
@@ -341,8 +345,14 @@ def _with_equal(call: SizedCall) -> Iterator[tuple[str, CallSignature]]:
         def size(d: object, scope: jax.export.SymbolicScope = scope) -> object:
             return jax.export.symbolic_shape(str(d), scope=scope)[0]
 
-        key = ("where", term, signature.key)
-        yield term, replace(signature, leaves=_with_sizes(signature, size), key=key)
+        yield (
+            term,
+            replace(
+                signature,
+                leaves=_with_sizes(signature, size),
+                key=("where", term, signature.key),
+            ),
+        )
 
 
 # ---- reports at symbolic sizes ------------------------------------------------------------------
@@ -411,10 +421,14 @@ def _report_of_sizes(reader: CallReader, signature: CallSignature) -> SizedRepor
         call = call.at_equal_elements()
         plan = call.plan()
     found, report = call.decide(plan.program.typing, plan.results), plan.report()
-    limited = (*_limit_error(found, report, call), *_traced_otherwise(call))
     return SizedReport(
         program=report.program,
-        diagnostics=(*limited, *_undecided_warning(found), *report.diagnostics),
+        diagnostics=(
+            *_limit_error(found, report, call),
+            *_traced_otherwise(call),
+            *_undecided_warning(found),
+            *report.diagnostics,
+        ),
         title=report.title,
         output_names=report.output_names,
         sizes=found,
