@@ -69,9 +69,14 @@ def diagnose(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[Di
         labels = (*changed, *(dataclasses.replace(label, primary=False) for label in labels))
     left = tries.untried
     untried = [f"sbp did not try {counted(left, 'more change')}"] if left else []
-    helps = tuple(one.help(program) for one, program in tries.accepted)
-    notes = (*found[0].notes, *untried)
-    return (dataclasses.replace(found[0], labels=labels, notes=notes, helps=helps),)
+    return (
+        dataclasses.replace(
+            found[0],
+            labels=labels,
+            notes=(*found[0].notes, *untried),
+            helps=tuple(one.help(program) for one, program in tries.accepted),
+        ),
+    )
 
 
 def _plan_of(attempt: Attempt, changed: tuple[JitOptions, Correction | None]) -> Program | None:
@@ -112,12 +117,19 @@ def _corrections(error: SbpError, options: JitOptions) -> Iterator[Change]:
         if option:
             value = _replace(getattr(options, field), wrong, right)
             if repr(value) != repr(getattr(options, field)):
-                edit = OptionEdit(option=option, value=value)
-                changed = dataclasses.replace(options, **{field: value}), None
-                yield _change(f"{text} in {option}", written, edit, changed)
+                yield _change(
+                    f"{text} in {option}",
+                    written,
+                    OptionEdit(option=option, value=value),
+                    (dataclasses.replace(options, **{field: value}), None),
+                )
         elif at:
-            changed = options, Correction(at, wrong, right)
-            yield _change(f"{text} at line {at.line}", written, None, changed)
+            yield _change(
+                f"{text} at line {at.line}",
+                written,
+                None,
+                (options, Correction(at, wrong, right)),
+            )
 
 
 def _entries(error: SbpError, options: JitOptions, call: Span) -> Iterator[Change]:
