@@ -373,16 +373,24 @@ class Diagnostic:
     scope: str = ""
 
     def __post_init__(self) -> None:
-        texts = [self.code, self.severity, self.title, self.rule, self.scope]
-        if not all(isinstance(text, str) for text in texts):
+        if not all(
+            isinstance(text, str)
+            for text in (self.code, self.severity, self.title, self.rule, self.scope)
+        ):
             raise ArgumentError(
                 "Diagnostic takes strings for code, severity, title, rule and scope"
             )
         if self.code not in CODES:
-            known = nearest(self.code, CODES)
-            raise ArgumentError(f"Diagnostic: no code {self.code!r}{known}", code="unknown-option")
-        of = {"labels": Label, "rows": RuleRow, "notes": str, "helps": Help}
-        for name, cls in of.items():
+            raise ArgumentError(
+                f"Diagnostic: no code {self.code!r}{nearest(self.code, CODES)}",
+                code="unknown-option",
+            )
+        for name, cls in (
+            ("labels", Label),
+            ("rows", RuleRow),
+            ("notes", str),
+            ("helps", Help),
+        ):
             values = getattr(self, name)
             if not isinstance(values, tuple) or not all(isinstance(v, cls) for v in values):
                 raise ArgumentError(f"Diagnostic takes a tuple of {cls.__name__} for `{name}`")
@@ -461,11 +469,8 @@ class SbpError(Exception):
         head = f"{subject}: {title}" if subject else title
         message = "\n".join([head, *(f"  {line}" for line in (*details, *caret))])
         super().__init__(f"{code}: {message}")
-        self.code = code
-        self.title = title if span is not None else head
-        self.details = tuple(details)
-        self.message = message
-        self.span = span
+        self.code, self.message, self.span = code, message, span
+        self.title, self.details = title if span is not None else head, tuple(details)
 
     def with_slip(self, wrong: Any, *likely: Any) -> Self:
         """The same error, with a wrong value and what was meant, the likeliest first."""
@@ -640,5 +645,8 @@ def warn(code: str, subject: str, text: str, *, span: Span | None = None) -> Non
     """
     labels = (Label(span=span, text="", primary=True),) if span else ()
     note(Diagnostic(code=code, severity="warning", title=f"{subject} {text}", labels=labels))
-    where = f" at {span}" if span else ""
-    warnings.warn(f"{code}: {subject}{where} {text}", SbpWarning, stacklevel=users_stacklevel())
+    warnings.warn(
+        f"{code}: {subject}{f' at {span}' if span else ''} {text}",
+        SbpWarning,
+        stacklevel=users_stacklevel(),
+    )
