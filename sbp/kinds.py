@@ -256,9 +256,8 @@ def takes(
                 rest, named = _corrected(args[skip:], kwargs)
                 positional = (*args[:skip], *rest)
             for parameter, value in _arguments(name, signature, positional[skip:], named):
-                kind = kinds.get(parameter)
-                if kind is not None and not kind.accepts(value):
-                    raise kind.refusal(name, parameter, value)
+                if parameter in kinds and not kinds[parameter].accepts(value):
+                    raise kinds[parameter].refusal(name, parameter, value)
             corrected: Any = function  # its arguments may be others than the caller's
             return corrected(*positional, **named)
 
@@ -456,9 +455,10 @@ def _flattened(flatten: Callable[..., Any], tree: Any, what: str, is_leaf: IsLea
             " pass a tree that ends"
         ) from error
     except (TypeError, ValueError) as error:
-        said = " ".join(str(error).split())
         raise refused(
-            f"{what} cannot be read as a pytree; change what JAX names: {said}", error
+            f"{what} cannot be read as a pytree; change what JAX names:"
+            f" {' '.join(str(error).split())}",
+            error,
         ) from error
 
 
