@@ -197,9 +197,11 @@ def policies_text(base: Policy, per_axis: Sequence[Policy | None], names: Sequen
     ('auto', '{"dcn": "reduce"}')
     """
     option = boxing_option(base, per_axis, names)
-    if isinstance(option, str):
-        return option
-    return "{" + ", ".join(f'"{name}": "{policy}"' for name, policy in option.items()) + "}"
+    return (
+        option
+        if isinstance(option, str)
+        else "{" + ", ".join(f'"{name}": "{policy}"' for name, policy in option.items()) + "}"
+    )
 
 
 def boxing_option(
@@ -301,16 +303,16 @@ class Rules:
         False
         """
         axes = tuple(mesh_axes)
-        kinds = all(kind in POLICY_KINDS[self.policies[a]] for a in axes)
-        return kinds and not any(b.forbids(kind, axes, bytes_sent) for b in self.bans)
+        return all(kind in POLICY_KINDS[self.policies[a]] for a in axes) and not any(
+            b.forbids(kind, axes, bytes_sent) for b in self.bans
+        )
 
     def within(self, other: "Rules") -> bool:
         """Whether the other rules allow everything that these rules allow."""
-        looser = all(
+        return set(self.bans) >= set(other.bans) and all(
             POLICIES.index(a) >= POLICIES.index(b)
             for a, b in zip(self.policies, other.policies, strict=True)
         )
-        return looser and set(self.bans) >= set(other.bans)
 
     @property
     def strictness(self) -> int:
