@@ -360,12 +360,14 @@ def _stores(source: ParsedSource, owner: ast.AST, name: str) -> list[ast.Name]:
 
 def _is_before(source: ParsedSource, store: ast.Name, at: Span) -> bool:
     """Whether a store comes before an expression. An assignment stores at its end."""
-    assigning = (
-        part
-        for part in source.around(store)
-        if isinstance(part, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr)
+    end = next(
+        (
+            part
+            for part in source.around(store)
+            if isinstance(part, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr)
+        ),
+        store,
     )
-    end = next(assigning, store)
     return (end.end_lineno or 0, end.end_col_offset or 0) <= (at.line, at.column - 1)
 
 
@@ -404,16 +406,15 @@ def _assigned_expression(
 
 def _element(value: ast.expr, elements: list[int], file: str) -> VariableBinding:
     """The element of an assigned expression that a variable of its target stands for."""
-    left = list(elements)
     while (
-        left
+        elements
         and isinstance(value, ast.Tuple | ast.List)
-        and left[0] < len(value.elts)
+        and elements[0] < len(value.elts)
         and not any(isinstance(e, ast.Starred) for e in value.elts)
     ):
-        value = value.elts[left.pop(0)]
-    name = value.id if isinstance(value, ast.Name) and not left else ""
-    return VariableBinding(span=span_of(value, file), name=name, whole=not left)
+        value = value.elts[elements.pop(0)]
+    name = value.id if isinstance(value, ast.Name) and not elements else ""
+    return VariableBinding(span=span_of(value, file), name=name, whole=not elements)
 
 
 # ---- expressions --------------------------------------------------------------------------------
@@ -657,9 +658,9 @@ def _calls(caller: Span, function: str) -> bool:
     """Whether the caller's expression is a call of a function of this name; a lambda may have any
     name."""
     call, name = _call_at(caller), function.rsplit(".", 1)[-1]
-    if call is not None and isinstance(call.func, ast.Name) and name == "<lambda>":
-        return True
-    return name_called(call) == name
+    return name_called(call) == name or (
+        call is not None and isinstance(call.func, ast.Name) and name == "<lambda>"
+    )
 
 
 def annotated_text(span: Span) -> str:
