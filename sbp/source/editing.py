@@ -142,9 +142,12 @@ def _of_library(func: ast.expr, names: SbpNames) -> bool:
 def _unwrap(argument: ast.expr, call: ast.Call, text: str, source: ParsedSource) -> str:
     """The source text of an argument that replaces its call, in parentheses where it needs them."""
     parent = source.parents.get(call)
-    called = isinstance(parent, ast.Call) and parent.func is call
     bare = isinstance(argument, _CLOSED) or (isinstance(argument, ast.Tuple) and text[:1] == "(")
-    open_ = called or isinstance(parent, _OPERATORS) or "\n" in text
+    open_ = (
+        (isinstance(parent, ast.Call) and parent.func is call)
+        or isinstance(parent, _OPERATORS)
+        or "\n" in text
+    )
     return f"({text})" if open_ and not bare else text
 
 
@@ -208,8 +211,13 @@ def convert_value(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> Ed
         before = _before(statement, line.file)
         if before is not None:
             made = f"{read.code} = {_call(read.code, atoms, module)}{before}"
-            place = start_of(span_of(statement, line.file))
-            return (SourceEdit(span=place, replacement=made, imports=names.imports),)
+            return (
+                SourceEdit(
+                    span=start_of(span_of(statement, line.file)),
+                    replacement=made,
+                    imports=names.imports,
+                ),
+            )
     scope = owner if owner is not None else function_of(source, here)
     return tuple(
         SourceEdit(
@@ -361,18 +369,16 @@ def constants_in(at: Span, old: Any, new: Any) -> Edits:
       old: the constant.
       new: the constant in its place.
     """
-    source = parsed_file(at.file)
     found: dict[Span, SourceEdit] = {}
-    for part in ast.walk(source.tree):
+    for part in ast.walk(parsed_file(at.file).tree):
         if isinstance(part, ast.keyword) and part.arg and part.arg == old and type(new) is str:
             begin = point(at.file, part.lineno, part.col_offset + 1)
             span = replace(begin, end_column=begin.column + len(part.arg.encode()))
             if contains(at, span):
                 found[span] = SourceEdit(span=span, replacement=new)
         elif isinstance(part, ast.Constant | ast.UnaryOp) and contains(at, span_of(part, at.file)):
-            text = _constant(part, at, old, new)
+            span, text = span_of(part, at.file), _constant(part, at, old, new)
             if text:
-                span = span_of(part, at.file)
                 found[span] = SourceEdit(span=span, replacement=text)
     return tuple(found[span] for span in sorted(found))
 
@@ -473,9 +479,13 @@ def after_statement(span: Span, name: str, function: str, arguments: str) -> Edi
     lax, imports = lax_in(span.file)
     before = (line_text(span.file, statement.lineno) or "").encode()[: statement.col_offset]
     between = "; " if before.strip() else "\n" + before.decode()
-    text = f"{between}{name} = {lax}.{function}({name}, {arguments})"
-    place = end_of(span_of(statement, span.file))
-    return (SourceEdit(span=place, replacement=text, imports=imports),)
+    return (
+        SourceEdit(
+            span=end_of(span_of(statement, span.file)),
+            replacement=f"{between}{name} = {lax}.{function}({name}, {arguments})",
+            imports=imports,
+        ),
+    )
 
 
 def divide_by_sizes(span: Span, axes: tuple[str, ...], tree: str = "") -> Edits:
