@@ -178,8 +178,11 @@ def _explain(console: Console, name: str) -> None:
     else:
         near = get_close_matches(name, (*CODES, *CONCEPT_WORDS), n=1, cutoff=0.5)
         meant = concept_named(near[0]) if near else None
-        nearest_name = meant.name if meant else "".join(near)
-        hint = f'; did you mean "{nearest_name}"?' if near else "; `sbp explain` lists them"
+        hint = (
+            f'; did you mean "{meant.name if meant else near[0]}"?'
+            if near
+            else "; `sbp explain` lists them"
+        )
         raise SbpError(f"no diagnostic code or concept {name!r}{hint}", code="unknown-option")
 
 

@@ -205,9 +205,10 @@ def _seconds(mesh: Mesh, step: Step, shape: tuple[int, ...], dtype: Any = "float
     mapped = jax.shard_map(
         loop, mesh=mesh, in_specs=(spec, PartitionSpec()), out_specs=spec, check_vma=False
     )
-    whole = (shape[0] * mesh.size, *shape[1:])
-    placed = jax.NamedSharding(mesh, spec)
-    x = jax.jit(lambda: jnp.ones(whole, dtype), out_shardings=placed)()
+    x = jax.jit(
+        lambda: jnp.ones((shape[0] * mesh.size, *shape[1:]), dtype),
+        out_shardings=jax.NamedSharding(mesh, spec),
+    )()
     compiled = jax.jit(mapped).lower(x, np.int32(1)).compile()
 
     def run(count: int, rounds: int = ROUNDS) -> float:

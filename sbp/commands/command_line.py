@@ -467,8 +467,11 @@ def _show_users_error(error: "UserCodeError", target: str) -> None:
         traceback.extract_tb(cause.__traceback__),
     )
     name = type(cause).__name__
-    shown = traceback.format_exception_only(cause)  # of a SyntaxError, the line
-    said = "".join(shown) if isinstance(cause, SyntaxError) else f"{name}: {cause}\n"
+    said = (
+        "".join(traceback.format_exception_only(cause))  # with the line
+        if isinstance(cause, SyntaxError)
+        else f"{name}: {cause}\n"
+    )
     print(
         f"{''.join(traceback.format_list([*frames]))}{said}sbp could not check"
         f" {target}: its code raised {name}.{error}",

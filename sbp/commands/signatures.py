@@ -117,8 +117,14 @@ def _legend(op: Op, rows: Sequence[Row]) -> tuple[Table, ...]:
     kernels, statuses = {r.kernel for r in rows}, {row_status(op, r) for r in rows}
     runs = [(name, kernel_named(name).summary) for name in sorted(kernels - {"local"})]
     known = [(name, because) for name, because in KNOWN.items() if name in statuses]
-    legends = (("kernel", "what runs on the shards"), runs), (("known", "because"), known)
-    return tuple(table(headings, pairs) for headings, pairs in legends if pairs)
+    return tuple(
+        table(headings, pairs)
+        for headings, pairs in (
+            (("kernel", "what runs on the shards"), runs),
+            (("known", "because"), known),
+        )
+        if pairs
+    )
 
 
 # ---- functions ----------------------------------------------------------------------------------
@@ -187,12 +193,15 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
             for (primitive, ins, outs, rows, known), count in primitives.items()
         ),
     )
-    each = f"{counted(len(primitives), 'primitive')}, each with its rows on one mesh axis"
     page = Page(
         title=f"`{shown}` traced on {', '.join(inputs) or 'no arrays'}",
         parts=(
             *([f"the same name is also {listed(others)}"] if others else []),
-            Section(title=each, parts=(rows,)),
+            Section(
+                title=f"{counted(len(primitives), 'primitive')}, each with its rows on one"
+                " mesh axis",
+                parts=(rows,),
+            ),
         ),
     )
     data = {
@@ -275,8 +284,10 @@ def _trace(
     """
     refusal = 'takes none of the arguments that sbp tries; give some, such as --args "f32[8,16]"'
     needed = len(required_parameters(function))
-    usual = [(text, arguments(text)) for text in _USUAL]
-    usual.sort(key=lambda call: len(call[1][0]) != needed)
+    usual = sorted(
+        ((text, arguments(text)) for text in _USUAL),
+        key=lambda call: len(call[1][0]) != needed,
+    )
     for text, tried in usual if given is None else [("", given), *usual]:
         call, shapes = _of_arrays(function, tried)
         try:
