@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbp.errors import Span
+from sbp.handwritten.emulation import inner_graphs
 from sbp.signatures import traits_of
 from sbp.source.reader import (
     expression_at,
@@ -49,6 +50,17 @@ class Site:
     after: bool = True
 
 
+def _graphs(
+    graph: Graph, region: Node | None = None, holder: Node | None = None
+) -> Iterator[tuple[Graph, Node | None, Node | None]]:
+    """A graph and all graphs in it, each with the region that it is in, and with the loop or branch
+    that has it as a body."""
+    yield graph, region, holder
+    for node in graph.nodes:
+        for inner in inner_graphs(node):
+            yield from _graphs(inner, *((node, None) if node.op == SHARD_MAP else (region, node)))
+
+
 class Sites:
     """Looks up sites.
 
@@ -57,11 +69,25 @@ class Sites:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.home: dict[int, tuple[Graph, Node | None, Node | None]] = {}
-        self.nodes: dict[int, Node] = {}
-        self.makers: dict[Operand, tuple[Node, int]] = {}
+        graphs = [*_graphs(graph)]
+        self.home = {node.id: at for at in graphs for node in at[0].nodes}
+        self.nodes = {node.id: node for own, _, _ in graphs for node in own.nodes}
+        self.makers: dict[Operand, tuple[Node, int]] = {
+            v: (node, i) for node in self.nodes.values() for i, v in enumerate(node.outputs)
+        }
         self.readers: dict[Operand, list[Node | None]] = defaultdict(list)
-        self._enter(graph, None, None, None)
+        for own, region, holder in graphs:
+            reads: list[tuple[Operand, Node | None]] = [(o, n) for n in own.nodes for o in n.inputs]
+            # The results of a region that only gradients read have no reader outside of it.
+            reads += [
+                (o, None)
+                for i, o in enumerate(own.outputs)
+                if region is None
+                or holder is not None
+                or any(r is None or not r.backward for r in self.readers[region.outputs[i]])
+            ]
+            for operand, reader in reads:
+                self.readers[operand].append(reader)
         self.by_span = group_by(self.nodes.values(), users_span)
         ends = (
             v
@@ -70,37 +96,6 @@ class Sites:
             if node.backward and any(r is None or not r.backward for r in self.readers[v])
         )
         self.gradients = {_shape(graph.avals[v]) for v in ends}
-
-    def _enter(
-        self, graph: Graph, region: Node | None, holder: Node | None, real: set[int] | None
-    ) -> None:
-        """Enters a graph.
-
-        Arguments:
-          graph: the graph.
-          region: the region that it is in.
-          holder: the loop or branch that has it as a body.
-          real: the positions of the results that not only gradients read; None means all.
-        """
-        for node in graph.nodes:
-            self.home[node.id] = graph, region, holder
-            self.nodes[node.id] = node
-            self.makers |= {v: (node, i) for i, v in enumerate(node.outputs)}
-            for operand in node.inputs:
-                self.readers[operand].append(node)
-        for i, operand in enumerate(graph.outputs):
-            if real is None or i in real:
-                self.readers[operand].append(None)
-        for node in graph.nodes:
-            if node.op == SHARD_MAP:
-                taken = {
-                    i
-                    for i, v in enumerate(node.outputs)
-                    if any(r is None or not r.backward for r in self.readers[v])
-                }
-                self._enter(node.params["body"], node, None, taken)
-            for inner in node.regions:
-                self._enter(inner, region, node, None)
 
     def graph(self, node: Node) -> Graph:
         """The graph of a node: the body of a region, or of a loop or branch in it."""
