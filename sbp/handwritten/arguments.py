@@ -151,10 +151,6 @@ def shard_map_span(fn: Callable[..., Any]) -> Span | None:
 # ---- values -------------------------------------------------------------------------------------
 
 
-def positive(x: Any) -> Any:
-    return abs(x) + 0.1 if jnp.issubdtype(x.dtype, jnp.floating) else x
-
-
 def poison(graph: Graph, values: Sequence[Any]) -> list[Any]:
     """Values for programs that test for finite numbers: the last element of each array that a
     region splits is not finite."""
@@ -177,9 +173,9 @@ def poison(graph: Graph, values: Sequence[Any]) -> list[Any]:
 
 def is_value(x: Any) -> bool:
     """Whether an argument is a value that this process has, not a shape."""
-    if isinstance(x, jax.Array):
-        return not isinstance(x, _jax.Tracer) and x.is_fully_addressable
-    return isinstance(x, np.ndarray | np.generic | bool | int | float | complex)
+    return isinstance(x, np.ndarray | np.generic | bool | int | float | complex) or (
+        isinstance(x, jax.Array) and not isinstance(x, _jax.Tracer) and x.is_fully_addressable
+    )
 
 
 def is_flat(x: Any) -> bool:
@@ -194,9 +190,10 @@ def is_flat(x: Any) -> bool:
 
 def is_sorted(x: np.ndarray) -> bool:
     """Whether numbers rise along a dim, as keys to search in or the ids of segments."""
-    if x.dtype == np.bool_ or jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return False
-    return any((np.diff(x, axis=d) >= 0).all() for d in range(x.ndim) if x.shape[d] > 1)
+    is_number = x.dtype != np.bool_ and not jnp.issubdtype(x.dtype, jnp.complexfloating)
+    return is_number and any(
+        (np.diff(x, axis=d) >= 0).all() for d in range(x.ndim) if x.shape[d] > 1
+    )
 
 
 def is_guessed(x: Any) -> bool:
@@ -233,12 +230,3 @@ def _value(x: Any, draw: np.random.Generator, seed: int, spread: bool) -> Any:
         return draw.integers(0, 2 if x.dtype == np.bool_ else 8, x.shape).astype(x.dtype)
     # A whole number may be a length: one that spreads over several devices.
     return np.asarray((5, 11)[seed % 2], x.dtype)
-
-
-def values_text(leaves: Sequence[Any], *, spread: bool, reordered: bool) -> str:
-    """The values in words."""
-    if not all(map(is_value, leaves)):
-        return "random values"
-    words = ", with random numbers added to equal elements" * spread
-    words += ", with the elements of each array in another order" * reordered
-    return f"its arguments{words}"

@@ -205,7 +205,14 @@ class Comparisons:
     wanted: list[Ran] | None = None
 
     def text(self) -> str:
-        return arguments.values_text(self.leaves, spread=self.spread, reordered=self.reordered)
+        """The values in words."""
+        if not all(map(arguments.is_value, self.leaves)):
+            return "random values"
+        return (
+            "its arguments"
+            + ", with random numbers added to equal elements" * self.spread
+            + ", with the elements of each array in another order" * self.reordered
+        )
 
     def without_trial(self, reason: str) -> "Comparisons":
         """The comparisons of the program, all of them left out for a reason."""
@@ -261,7 +268,13 @@ class Comparisons:
             if not self.got.is_finite:  # a root of random values
                 exact = [arguments.values_of(self.leaves, k, spread=False) for k in (0, 1)]
                 if not all(is_given):
-                    exact = [[arguments.positive(x) for x in values] for values in exact]
+                    exact = [
+                        [
+                            abs(x) + 0.1 if jnp.issubdtype(x.dtype, jnp.floating) else x
+                            for x in values
+                        ]
+                        for values in exact
+                    ]
                 self.values, self.others = exact
                 self.spread = False
                 self.got = self.run(self.values)
