@@ -386,7 +386,8 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
     value of another device or of the device's index."""
     found, ends = dict[tuple[Any, ...], Finding](), dict[str, list[Node]]()
     graph = compared.graph
-    paths = [*zip(graph.outputs, graph.output_names, strict=False)]
+    # Of a value that is returned twice, the first path counts.
+    paths = dict(reversed([*zip(graph.outputs, graph.output_names, strict=False)]))
     for c in compared.compared:
         name, written = c.run.mesh_axis, compared.axes[c.run.mesh_axis]
         for node, results in claims(compared.graph) if c.wrong else ():
@@ -412,9 +413,9 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
             for finding in findings:
                 kind = finding.fault.kind
                 meant = c.meant or node.outputs[finding.result] in c.excused
-                if meant and not c.uneven and kind in (*COUNTED, *BY_SHARD):
-                    continue
-                if kind == "local" and finding.fault.node.id in c.placed:
+                if (meant and not c.uneven and kind in (*COUNTED, *BY_SHARD)) or (
+                    kind == "local" and finding.fault.node.id in c.placed
+                ):
                     continue
                 if kind == "missing" and (ring := _short_ring(finding, name, c.run.size)):
                     ends[name] += ring
@@ -423,10 +424,12 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                 numbers = (*finding.numbers, *stuck)
                 if kind in COUNTED and scalars(finding.fault.node):
                     numbers = tuple(dict.fromkeys((*numbers, *sorted(written.numbers))))
-                finding = replace(finding, numbers=numbers)
-                output = node.outputs[finding.result]
-                path = next((p for o, p in paths if o == output), "")
-                finding = replace(finding, reordered=c.run.reordered, path=path)
+                finding = replace(
+                    finding,
+                    numbers=numbers,
+                    reordered=c.run.reordered,
+                    path=paths.get(node.outputs[finding.result], ""),
+                )
                 # The same fault on several mesh axes is one.
                 known = found.get(finding.key, finding)
                 axes = tuple(
@@ -567,10 +570,8 @@ def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
     that no finding explains, and axes on which nothing was compared."""
     findings, ends = find_faults(compared)
     causes = _causes(findings)
-    said, helper = list[Diagnostic](), functools.cache(lambda: Helper(compared))
-    for finding in causes:
-        said.append(diagnostic(finding, compared.mesh, helper().helps(finding)))
-    said = _together(said)
+    helper = functools.cache(lambda: Helper(compared))
+    said = _together([diagnostic(f, compared.mesh, helper().helps(f)) for f in causes])
     if compared.plain is None:
         shown = (run_diagnostic(c.run, ends.get(c.run.mesh_axis, ())) for c in compared.compared)
         said += [d for d in shown if d is not None and not (causes and d.code == DIFFERS)]
