@@ -602,20 +602,10 @@ def _differing(got: Ran, want: Ran) -> tuple[int, ...]:
     )
 
 
-def permutations(graph: Graph, name: str) -> list[list[tuple[Any, ...]]]:
-    """The pairs with which regions send values along a mesh axis from device to device; also with
-    the two devices of each pair exchanged."""
-    sent = [
-        [tuple(map(int, pair)) for pair in n.params["perm"]]
-        for n in bodies(graph)
-        if KINDS.get(n.op) == "permute" and name in names_of(n)
-    ]
-    return sent + [[pair[::-1] for pair in pairs] for pairs in sent]
-
-
-def lengths_of(graph: Graph, name: str) -> frozenset[int]:
-    """The lengths of one device's shards along dims that a mesh axis splits."""
-    return frozenset(
+def _sizes_of(graph: Graph, name: str, mesh: MeshSpec) -> WrittenSizes:
+    """A mesh axis as the functions of a program may know it: by the lengths of one device's shards
+    along dims that it splits, and by the pairs with which regions send values along it."""
+    lengths = frozenset(
         region.params["body"].aval(value).shape[d]
         for region in regions_of(graph)
         for value, spec in zip(region.params["body"].inputs, region.params["in_specs"], strict=True)
@@ -624,10 +614,12 @@ def lengths_of(graph: Graph, name: str) -> frozenset[int]:
         )
         if name in axes
     )
-
-
-def _sizes_of(graph: Graph, name: str, mesh: MeshSpec) -> WrittenSizes:
-    lengths, pairs = lengths_of(graph, name), permutations(graph, name)
+    sent = [
+        [tuple(map(int, pair)) for pair in n.params["perm"]]
+        for n in bodies(graph)
+        if KINDS.get(n.op) == "permute" and name in names_of(n)
+    ]
+    pairs = sent + [[pair[::-1] for pair in pairs] for pairs in sent]
     return WrittenSizes(AxisInCode(name, mesh.size(name), lengths, mesh.num_devices, pairs))
 
 
