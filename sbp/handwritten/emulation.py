@@ -578,27 +578,24 @@ def _count(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
 # ---- operations for which vmap has no rule ------------------------------------------------------
 
 
-def _reduce(node: Node, args: Sequence[Any]) -> list[Any]:
-    """A reduction over devices; an edit of a program may have renamed it."""
-    if node.params.get("axis_index_groups") is not None:
+def _over_axes(node: Node, args: Sequence[Any]) -> list[Any]:
+    """A reduction over devices, which an edit of a program may have renamed; an all-gather, the
+    inner axis first; or a reduce-scatter, the outer axis first. `vmap` has none of the last two
+    over several axes."""
+    p, names, kind = node.params, names_of(node), KINDS[node.op]
+    if p.get("axis_index_groups") is not None:
         raise NotImplementedError(f"{node.op} in groups of an axis")
-    reduce = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[REDUCTIONS[node.op]]
-    return [reduce(x, node.params["axes"]) for x in args]
-
-
-def _one_axis_at_a_time(node: Node, args: Sequence[Any]) -> list[Any]:
-    """An all-gather, the inner axis first, or a reduce-scatter, the outer axis first: `vmap` has
-    none over several axes."""
-    p, names, (x,) = node.params, names_of(node), args
-    if p["axis_index_groups"] is not None:
-        raise NotImplementedError(f"{node.op} in groups of an axis")
-    gathers = KINDS[node.op] == "gathering"
+    if kind == "reduce":
+        reduce = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[REDUCTIONS[node.op]]
+        return [reduce(x, p["axes"]) for x in args]
+    (x,), gathers = args, kind == "gathering"
     for name in reversed(names) if gathers else names:
         tiled = p["tiled"] or name != names[-1]  # the inner axis makes the dim, or takes it away
-        if gathers:
-            x = lax.all_gather(x, name, axis=p["all_gather_dimension"], tiled=tiled)
-        else:
-            x = lax.psum_scatter(x, name, scatter_dimension=p["scatter_dimension"], tiled=tiled)
+        x = (
+            lax.all_gather(x, name, axis=p["all_gather_dimension"], tiled=tiled)
+            if gathers
+            else lax.psum_scatter(x, name, scatter_dimension=p["scatter_dimension"], tiled=tiled)
+        )
     return [x]
 
 
@@ -628,9 +625,9 @@ def _ragged_product(node: Node, args: Sequence[Any]) -> list[Any]:
 
 
 _RULES_OF_KIND = {
-    "reduce": _reduce,
-    "gathering": _one_axis_at_a_time,
-    "scattering": _one_axis_at_a_time,
+    "reduce": _over_axes,
+    "gathering": _over_axes,
+    "scattering": _over_axes,
     "permute": _permute,
 }
 _VMAP_RULES = {
