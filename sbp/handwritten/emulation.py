@@ -146,17 +146,18 @@ def splits_jointly(region: Node, mesh_axis: str) -> bool:
 def with_folded(graph: Graph, mesh_axis: str, size: int) -> Graph:
     """A program with one device on a mesh axis. Each shard of its regions holds the shards that the
     devices of that axis had. If several axes split a dim, these are not next to each other."""
-    nodes = list[Node]()
-    for node in graph.nodes:
-        made = with_graphs(node, [with_folded(g, mesh_axis, size) for g in inner_graphs(node)])
-        nodes.append(
-            replace(
-                made,
-                params=made.params
-                | ({"folded": {mesh_axis: size}} if node.op == SHARD_MAP else {}),
-            )
-        )
-    return replace(graph, nodes=tuple(nodes))
+    folded = {"folded": {mesh_axis: size}}
+    nodes = (
+        replace(node, params=node.params | folded) if node.op == SHARD_MAP else node
+        for node in graph.nodes
+    )
+    return replace(
+        graph,
+        nodes=tuple(
+            with_graphs(node, [with_folded(g, mesh_axis, size) for g in inner_graphs(node)])
+            for node in nodes
+        ),
+    )
 
 
 def claims(graph: Graph) -> Iterator[tuple[Node, list[int]]]:
@@ -178,10 +179,16 @@ def claims(graph: Graph) -> Iterator[tuple[Node, list[int]]]:
 def _takes_back(reader: Node | None, value: int, spec: Any) -> bool:
     """Whether a reader is the region of a gradient that reads the result with the same spec. A
     residual has no other readers, and its spec claims nothing."""
-    if reader is None or reader.op != SHARD_MAP or not reader.backward:
-        return False
-    taken = zip(reader.inputs, reader.params["in_specs"], strict=True)
-    return all(own == spec for operand, own in taken if operand == value)
+    return (
+        reader is not None
+        and reader.op == SHARD_MAP
+        and reader.backward
+        and all(
+            own == spec
+            for operand, own in zip(reader.inputs, reader.params["in_specs"], strict=True)
+            if operand == value
+        )
+    )
 
 
 # ---- emulation ----------------------------------------------------------------------------------
@@ -307,11 +314,10 @@ def program_run(graph: Graph, *, every: bool = False) -> Callable[[Sequence[Any]
           sbp keeps only the results of regions.
     """
     returned = {v for node in regions_of(graph) for v in node.params["body"].outputs}
-    has_regions = any(True for _ in regions_of(graph))
 
     def whole(*inputs: Any) -> Any:
         values = dict[int, Any]()
-        outs = _record(graph, inputs, 0 if has_regions else 1, values)
+        outs = _record(graph, inputs, 0 if any(regions_of(graph)) else 1, values)
         return [plain(y) for y in outs], {
             v: plain(y) for v, y in values.items() if every or v in returned
         }
