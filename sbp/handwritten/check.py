@@ -203,9 +203,7 @@ def diagnostic(
 def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
     """What the texts of titles and primary labels name."""
     fault, axes = finding.fault, finding.mesh_axes
-    claim = "" if finding.claim is None else repr(finding.claim)
-    if fault.kind == "partial-as-split" and not claim:
-        claim = f"S({fault.operand})"
+    taken = f"S({fault.operand})" if fault.kind == "partial-as-split" else ""
     types = " or ".join(map(repr, fault.atoms))
     unknown = "partial" if fault.kind in ("missing", "partial-as-split") else "two partial sums"
     n = math.prod(mesh.size(a) for a in axes)
@@ -213,8 +211,8 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
     pending = f"{n} times too large: use lax.pmean for means of shards"
     if called == CALLED["gathered"]:  # its gradient adds up
         pending = f"{n} times too large: divide the loss, or the gradient, by {sizes_text(axes)}"
-    summed = finding.region.params.get("check_vma", True)
-    if primary(finding).backward and summed:  # what follows may add up the gradient again
+    if primary(finding).backward and finding.region.params.get("check_vma", True):
+        # What follows may add up the gradient again.
         pending = (
             "too large: JAX has summed the gradient already; take lax.pmean of the loss inside the"
             " gradient, and no sum after it"
@@ -223,7 +221,7 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
         "what": _subject(primary(finding)),
         "pending": pending,
         "result": f"result {finding.result_text} of {_subject(finding.region)}",
-        "claim": claim,
+        "claim": taken if finding.claim is None else repr(finding.claim),
         "axes": f"mesh {'axis' if len(axes) == 1 else 'axes'} "
         + " and ".join(f"`{a}`" for a in axes),
         "dim": fault.operand,
@@ -249,8 +247,13 @@ def _others(finding: Finding, main: Node) -> Iterator[tuple[Node, str]]:
     """Other operations that play a part."""
     fault = finding.fault
     if fault.kind == "pending":
-        is_mean = "mean" in source_text(users_span(fault.node))
-        word = "mean" if is_mean else "gradient" if fault.node.backward else "value"
+        word = (
+            "mean"
+            if "mean" in source_text(users_span(fault.node))
+            else "gradient"
+            if fault.node.backward
+            else "value"
+        )
         yield fault.node, f"the {word} of one shard is taken here"
     elif fault.made is not None:
         texts = {"doubled": "reduced here first", "copies": "whole from here on"}
@@ -285,8 +288,11 @@ def _notes(finding: Finding) -> Iterator[str]:
         )
     made, node = finding.fault.made, finding.fault.node
     if finding.fault.kind in READS_OF_PARTIAL and made and users_span(made) == users_span(node):
-        inside = "made inside of this call: gather its argument, or write it out"
-        yield f"the partial value is {'a gradient of this line' if made.backward else inside}"
+        yield "the partial value is " + (
+            "a gradient of this line"
+            if made.backward
+            else "made inside of this call: gather its argument, or write it out"
+        )
     if primary(finding).backward:
         yield (
             "with check_vma=True, JAX sums the gradient of a whole value over the devices; with"
