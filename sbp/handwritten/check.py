@@ -396,10 +396,12 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
     paths = dict(reversed([*zip(graph.outputs, graph.output_names, strict=False)]))
     for c in compared.compared:
         name, written = c.run.mesh_axis, compared.axes[c.run.mesh_axis]
-        for node, results in claims(compared.graph) if c.wrong else ():
-            manual = node.params.get("newly_manual_axes", node.params.get("manual_axes", ()))
-            if name not in manual:
-                continue
+        own = (
+            (node, results)
+            for node, results in claims(graph)
+            if name in node.params.get("newly_manual_axes", node.params.get("manual_axes", ()))
+        )
+        for node, results in own if c.wrong else ():
             uneven = [i for at, i, a in compared.uneven if (at, a) == (node.id, name)]
             typed = [Body(node.params["body"], t, name, c.changed) for t in c.types]
             powers = {
@@ -443,9 +445,9 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                 )
                 found[finding.key] = replace(known, mesh_axes=axes)
     if not found and all(c.wrong for c in compared.compared):
-        orders = ((node, reversed_order(node)) for node in regions_of(compared.graph))
+        orders = ((node, reversed_order(node)) for node in regions_of(graph))
         wrong = (Finding(Fault("order", node), axes, None, node) for node, axes in orders if axes)
-        found |= {finding.key: finding for finding in wrong}
+        found = {finding.key: finding for finding in wrong}
     # A collective that mixes up the dims of a value does so on other mesh axes as well.
     placed = {f.fault.node.id for f in found.values() if f.fault.kind != "local"}
     return tuple(
@@ -512,17 +514,20 @@ class Helper:
             for edit in variants:
                 if edit.place in places or (edit.spare and found):
                     break
-                made = edit_program(self.graph, edit, self.mesh)
-                if edit.text not in found and (help_ := self.help((edit,), made)):
+                if edit.text not in found and (
+                    help_ := self.help((edit,), edit_program(self.graph, edit, self.mesh))
+                ):
                     found[edit.text] = help_
                     places |= {edit.place} - {None}
                     break
             if len(found) == most:
                 break
-        untried = most > 1 and next(repairs, None) is not None
         if not found:
             return self.chain(finding)
-        return tuple(sorted(found.values(), key=lambda h: h.bytes_per_device)), untried
+        return (
+            tuple(sorted(found.values(), key=lambda h: h.bytes_per_device)),
+            most > 1 and next(repairs, None) is not None,
+        )
 
     def help(self, edits: Sequence[GraphEdit], made: Graph) -> Help | None:
         """The help of some edits that make a program. None where its wrong results are not fewer
@@ -587,8 +592,7 @@ def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
             for graph in filter(None, (compared.graph, compared.against))
         )
         left_at = first_unknown(ran, want, len(compared.mesh.axes))
-        ended = [*itertools.chain(*ends.values())]
-        said += [plain_diagnostic(compared.plain, left_at, ended)]
+        said += [plain_diagnostic(compared.plain, left_at, [*itertools.chain(*ends.values())])]
     return tuple(
         sorted(said, key=lambda d: (d.primary is None, d.primary.span if d.primary else None))
     )
@@ -670,19 +674,21 @@ def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
 
 def _follows(scaled: Finding, doubled: Finding) -> bool:
     """Whether a gradient is too large because a doubled reduction made it so."""
-    kinds = scaled.fault.kind in ("pending", "scaled") and doubled.fault.kind == "doubled"
-    return kinds and set(scaled.mesh_axes) <= {*doubled.mesh_axes} and _reads(scaled, doubled)
+    return (
+        scaled.fault.kind in ("pending", "scaled")
+        and doubled.fault.kind == "doubled"
+        and {*scaled.mesh_axes} <= {*doubled.mesh_axes}
+        and _reads(scaled, doubled)
+    )
 
 
 def _reads(finding: Finding, other: Finding, *, made: bool = False) -> bool:
     """Whether the operation of a finding reads, directly or not, what the operation of another one
     makes, or with `made` its partial value."""
-    if finding.region is not other.region:
-        return False
     body = Body(finding.region.params["body"], {}, "")
     read = (body.upstream(o) for o in finding.fault.node.inputs)
     node = other.fault.made if made else other.fault.node
-    return node in body.makers(itertools.chain(*read))
+    return finding.region is other.region and node in body.makers(itertools.chain(*read))
 
 
 def _is_misdirected(doubled: Finding, missing: Finding) -> bool:
