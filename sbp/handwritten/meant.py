@@ -128,18 +128,18 @@ def _drops(ran: Ran, node: Node | None, operand: int) -> bool:
 
 def _one_each(graph: Graph, alone: Graph, name: str) -> frozenset[int]:
     """The results of regions that have one element for each device, whatever their number."""
-    found = set[int]()
-    for (a, results), (b, _) in zip(claims(graph), claims(alone), strict=False):
-        for i in results:
-            claim = atom_of(a.params["out_specs"][i], name)
-            shapes = [
-                g.aval(g.outputs[i]).shape
-                for g in (a.params["body"], b.params["body"])
-                if i < len(g.outputs)
-            ]
-            if isinstance(claim, Split) and all(x[claim.dim] == 1 for x in shapes):
-                found.add(a.outputs[i])
-    return frozenset(found)
+    return frozenset(
+        a.outputs[i]
+        for (a, results), (b, _) in zip(claims(graph), claims(alone), strict=False)
+        for i in results
+        for claim in [atom_of(a.params["out_specs"][i], name)]
+        if isinstance(claim, Split)
+        and all(
+            g.aval(g.outputs[i]).shape[claim.dim] == 1
+            for g in (a.params["body"], b.params["body"])
+            if i < len(g.outputs)
+        )
+    )
 
 
 def _picks(graph: Graph, alone: Graph, others: Mapping[int, Node], n: int) -> frozenset[int]:
@@ -151,10 +151,8 @@ def _picks(graph: Graph, alone: Graph, others: Mapping[int, Node], n: int) -> fr
         for node in region.params["body"].walk():
             if node.op == AXIS_INDEX or (node.op in KEEPS_INDICES and own & {*node.inputs}):
                 own |= {*node.outputs}
-            at = {node.inputs[i] for i in places_of(node)}
-            if at & own:
-                same = others.get(node.id)
-                pairs = [(graph, node), *([(alone, same)] if same is not None else [])]
-                if all(n in g.aval(x.inputs[0]).shape for g, x in pairs):
+            if own & {node.inputs[i] for i in places_of(node)}:
+                pairs = ((graph, node), (alone, others.get(node.id)))
+                if all(n in g.aval(x.inputs[0]).shape for g, x in pairs if x is not None):
                     found |= {*node.outputs}
     return _reached(graph, found)
