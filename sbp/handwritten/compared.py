@@ -148,8 +148,7 @@ def labels_of(texts: Iterable[tuple[Node, str]]) -> tuple[Label, ...]:
     """Labels on the user's lines of some operations, the first one as the primary one."""
     found = dict[Span, str]()
     for node, text in texts:
-        span = users_span(node)
-        if span is not None:
+        if (span := users_span(node)) is not None:
             found.setdefault(span, text)
     return tuple(
         Label(span=span, text=text, primary=i == 0) for i, (span, text) in enumerate(found.items())

@@ -135,9 +135,12 @@ def measure_types(ran: Ran, want: Ran, axis: int, axes: int, trip: int | None = 
     for node in bodies(ran.graph):
         ins = [o for o in node.inputs if isinstance(o, int)]
         if ins and not any(found.get(o, ins) for o in ins):
-            for v in {*node.outputs} & {*found}:
-                kept = (r for r in found[v] if r.atom == P or not isinstance(r.atom, Unreduced))
-                found[v] = frozenset(kept)
+            found |= {
+                v: frozenset(
+                    r for r in found[v] if r.atom == P or not isinstance(r.atom, Unreduced)
+                )
+                for v in {*node.outputs} & {*found}
+            }
     return found
 
 
@@ -153,12 +156,12 @@ def index_values(graph: Graph) -> set[int]:
             found |= own
         elif made <= literal:
             literal |= own
-        entered = (
-            pair
+        found |= {
+            v
             for region, fed in zip(node.regions, interface_of(node).fed, strict=True)
-            for pair in zip(region.inputs, fed, strict=True)
-        )
-        found |= {v for v, entry in entered if node.inputs[entry.operand] in found}
+            for v, entry in zip(region.inputs, fed, strict=True)
+            if node.inputs[entry.operand] in found
+        }
     return found
 
 
