@@ -307,9 +307,12 @@ class Comparisons:
                 self.wanted = [run(values) for values in sets]
             run = program_run(graph)
             every = [run(values) for values in sets]
-            pairs = zip(every, self.wanted, strict=True)
-            wrong = {(i,) for got, wanted in pairs for i in _differing(got, wanted)}
-            return frozenset(wrong).union(*(uneven(graph, got, self.mesh) for got in every))
+            wrong = frozenset(
+                (i,)
+                for got, wanted in zip(every, self.wanted, strict=True)
+                for i in _differing(got, wanted)
+            )
+            return wrong.union(*(uneven(graph, got, self.mesh) for got in every))
         except SbpInternalError:
             raise
         except FAILURES:  # of an edit: shapes that no longer fit
@@ -361,8 +364,12 @@ class Comparisons:
         failed: dict[Attempt, str] = {}
         apart: dict[Attempt, tuple[tuple[int, ...], Graph, dict[int, int]]] = {}
         because, axis = set(meant), written.axis
-        names = self.graph.output_names
-        run = ComparedRun(mesh_axis=axis.name, size=axis.size, values=self.text(), names=names)
+        run = ComparedRun(
+            mesh_axis=axis.name,
+            size=axis.size,
+            values=self.text(),
+            names=self.graph.output_names,
+        )
         for attempt in _attempts(written, chained):
             try:
                 alone = trace_on_one_device(self.traced, written, attempt, self.fn)
@@ -375,9 +382,14 @@ class Comparisons:
             run = replace(run, values=self.text(), reordered=self.reordered)
             if not differs and not uneven:
                 lost = self.find_unreached() if chained else ()
-                wrong = lost if attempt.chained else ()
-                same = replace(run, apart=wrong, stages=attempt.chained, lost=lost)
-                same = replace(same, zero=_zero(want), counts=attempt.names)
+                same = replace(
+                    run,
+                    apart=lost if attempt.chained else (),
+                    stages=attempt.chained,
+                    lost=lost,
+                    counts=attempt.names,
+                    zero=_zero(want),
+                )
                 return Compared(run=same, alone=attempt)
             pairs = list(zip(self.got.results, want.results, strict=True))
             factors = {i: factor_of(*pairs[i]) for i in differs}
@@ -412,20 +424,18 @@ class Comparisons:
         unsure = (
             {f"{named} may be the number of devices, or computed from it"} if stuck else set[str]()
         )
+        if any(map(arguments.is_guessed, self.leaves)):
+            unsure.add("sbp used random integers for arguments that are shapes; pass arrays")
         got = program_run(self.graph, every=True)(self.values)
         typed = [
             (*self.measured(got, alone, axis), attempt)
             for attempt, (_, alone, _) in apart.items()
             if not attempt.chained
         ]
-        guessed = "sbp used random integers for arguments that are shapes; pass arrays"
-        guesses = {guessed} if any(map(arguments.is_guessed, self.leaves)) else set[str]()
         if not typed:  # of a pipeline that runs on one device only stage by stage
-            reasons = tuple(sorted(because | unsure | guesses))
-            run = replace(
-                run, apart=apart[last][0], because=reasons, stuck=tuple(stuck), stages=True
-            )
-            powers = apart[last][2]
+            differs, _, powers = apart[last]
+            reasons = tuple(sorted(because | unsure))
+            run = replace(run, apart=differs, because=reasons, stuck=tuple(stuck), stages=True)
             return Compared(run=run, alone=last, uneven=uneven, meant=bool(because), powers=powers)
         types, wants, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
         want, alone = wants[0], wants[0].graph
@@ -433,12 +443,12 @@ class Comparisons:
         devices = {f"{n:g}" for n in (axis.size, axis.devices)}
         counts = {i for i, number in fixed.values() if number in devices}
         for chosen in () if uneven or not counts else (counts, *({i} for i in counts)):
-            other = renumber(alone, chosen, axis.size)
-            if not _differing(self.got, program_run(other)(self.values)):
+            if not _differing(
+                self.got, program_run(renumber(alone, chosen, axis.size))(self.values)
+            ):
                 counted = {number for i, number in fixed.values() if i in chosen}
                 run = replace(run, counts=(*best.names, *sorted(counted)))
                 return Compared(run=run, alone=best)
-        trips = tuple(self.types_of(got, wants[:1], axis.name, t) for t in (0, 1))
         reasons, placed = why_meant(got, want, types, axis.name, axis.size)
         reference = last if last.chained else best
         differs, _, powers = apart[reference]
@@ -450,11 +460,11 @@ class Comparisons:
         else:
             differs = tuple(own)
         if any(x.shape != y.shape for x, y in zip(self.got.results, want.results, strict=True)):
-            guesses.add("the shape of its result depends on the number of devices")
+            unsure.add("the shape of its result depends on the number of devices")
         run = replace(
             run,
             apart=differs,
-            because=tuple(sorted(because | unsure | guesses)),
+            because=tuple(sorted(because | unsure)),
             stuck=tuple(stuck),
             stages=last.chained,
         )
@@ -462,7 +472,7 @@ class Comparisons:
             run=run,
             alone=reference,
             powers=powers,
-            types=(types, *trips),
+            types=(types, *(self.types_of(got, wants[:1], axis.name, t) for t in (0, 1))),
             uneven=uneven,
             meant=meant,
             excused=excused,
@@ -553,8 +563,9 @@ class Comparisons:
         changed slice by slice."""
         if not all(map(_has_few_slices, map(np.asarray, self.values))):
             return ()
-        every = enumerate(self.reaches(self.graph))
-        return tuple(i for i, x in every if x.size and not x.any(0).all())
+        return tuple(
+            i for i, x in enumerate(self.reaches(self.graph)) if x.size and not x.any(0).all()
+        )
 
 
 def _attempts(written: WrittenSizes, chained: bool) -> Iterator[Attempt]:
