@@ -48,8 +48,9 @@ def trace_program(
         except (NameError, TypeError, ValueError) as error:
             if not (said := _refusal(error, subject)):
                 raise
-            made = refused(said, error, code=getattr(error, "code", "bad-argument"))
-            raise made.at(_jax.raising_span(error) or shard_map_span(fn)) from error
+            raise refused(said, error, code=getattr(error, "code", "bad-argument")).at(
+                _jax.raising_span(error) or shard_map_span(fn)
+            ) from error
 
     try:
         graph = body_graph(jax.make_jaxpr(flat)(*shapes))
