@@ -86,15 +86,9 @@ def _with_entries(
     made: Span | None,
     ranks: Sequence[int] = (),
 ) -> None:
-    """Makes an error a slip: each of some entries may be what another one is, or split another dim.
-
-    Arguments:
-      error: the error.
-      in_types: the entries.
-      wrong: positions of the entries that may be wrong.
-      made: the user's line that made the region.
-      ranks: the number of dims of each argument; empty where the arguments are trees.
-    """
+    """Makes an error a slip: the entries at some positions may be what other entries are, or split
+    another dim. `made` is the user's line that made the region. `ranks` has the number of dims of
+    each argument, and is empty where the arguments are trees."""
     counts = collections.Counter(map(repr, in_types))
     others = {repr(t): t for t in in_types if t is not None}
     likely = [
@@ -232,8 +226,9 @@ class _Body:
     @property
     def key(self) -> str:
         """Two bodies with equal keys have the same claims about the same body."""
-        claims = [h.type for h in self.ins], [h.type for h in self.outs]
-        return f"{self.params['jaxpr']}\n{claims}"
+        return (
+            f"{self.params['jaxpr']}\n{[h.type for h in self.ins]}\n{[h.type for h in self.outs]}"
+        )
 
     def program(self, span: Span | None) -> Graph:
         """The region as a program of its own, in which its operands and results have types."""
@@ -338,8 +333,10 @@ def manual(
                 f"a manual region takes arguments by position, got {sorted(kwargs)}"
             )
         leaves, tree = leaves_of(args, "a manual region")
-        word = "a manual region takes pytrees of arrays; each leaf is"
-        args = jax.tree.unflatten(tree, [as_array(x, word) for x in leaves])
+        args = jax.tree.unflatten(
+            tree,
+            [as_array(x, "a manual region takes pytrees of arrays; each leaf is") for x in leaves],
+        )
         tried, types = correcting.value, in_types
         if tried is not None and tried.at == made and tried.wrong is in_types:
             types = tried.right
@@ -373,18 +370,17 @@ def _run_on_one_device(
         inner = returning_arrays(fn)
         for name in names:
             inner = jax.vmap(inner, axis_size=1, axis_name=name)
-        lifted = jax.tree.map(lambda x: x[(None,) * len(names)], args)
         try:
-            outs = inner(*lifted)
+            outs = inner(*jax.tree.map(lambda x: x[(None,) * len(names)], args))
         except NameError as error:
             missing = _jax.unbound_axis(error)
             if missing is None or missing in names:
                 raise
             names.append(missing)
-            continue
-        result = jax.tree.map(lambda y: jnp.asarray(y)[(0,) * len(names)], outs)
-        leaf_types(out_types, result, "out_types", None)
-        return result
+        else:
+            result = jax.tree.map(lambda y: jnp.asarray(y)[(0,) * len(names)], outs)
+            leaf_types(out_types, result, "out_types", None)
+            return result
 
 
 # ---- inside sbp.jit -----------------------------------------------------------------------------
@@ -443,9 +439,10 @@ class _Region:
                 x.reshape(h.local(self.mesh.sizes)) for x, h in zip(given, body.ins, strict=True)
             ]
             results = map(jnp.asarray, _jax.eval_jaxpr(body.params["jaxpr"], own))  # or numbers
-            leading = [sum(not isinstance(a, Split) for a in h.atoms) for h in body.outs]
-            outs = zip(results, leading, strict=True)
-            return tuple(y.reshape((1,) * k + y.shape) for y, k in outs)
+            return tuple(
+                y.reshape((1,) * sum(not isinstance(a, Split) for a in h.atoms) + y.shape)
+                for y, h in zip(results, body.outs, strict=True)
+            )
 
         shards.__name__ = _jax.CHECKED_REGION
         mapped = jax.shard_map(
@@ -455,8 +452,10 @@ class _Region:
             out_specs=tuple(map(self.spec, body.outs)),
             check_vma=False,
         )
-        results = zip(mapped(*encoded), body.outs, strict=True)
-        return jax.tree.unflatten(body.tree, [self.decode(y, h) for y, h in results])
+        return jax.tree.unflatten(
+            body.tree,
+            [self.decode(y, h) for y, h in zip(mapped(*encoded), body.outs, strict=True)],
+        )
 
     def check(self, body: _Body, again: Callable[[Any], _Body]) -> None:
         """Checks the types that the region claims, as `sbp.check_shard_map` checks out_specs: on
@@ -487,10 +486,12 @@ class _Region:
         partial = {
             name for h in body.ins for name, atom in h.type.items() if isinstance(atom, Unreduced)
         }
+        # Whether a result depends on how a P operand is parted.
         depends = any(c.run.wrong and c.run.mesh_axis in partial for c in compared.compared)
-        said = diagnostics_of(compared)
-        if depends:  # on how a P operand is parted
-            said = [replace(d, severity="error") if d.code == DIFFERS else d for d in said]
+        said = [
+            replace(d, severity="error") if depends and d.code == DIFFERS else d
+            for d in diagnostics_of(compared)
+        ]
         wrong = [d for d in said if d.severity == "error"]
         if wrong:
             raise SbpTypeError([self.about_claims(d) for d in wrong])
@@ -523,8 +524,11 @@ class _Region:
         try:
             return types_of_arguments(in_types, args, self.mesh)
         except SbpError as error:
-            entries = in_types if isinstance(in_types, tuple) else ()
-            left_open = [i for i, entry in enumerate(entries) if entry is None]
+            left_open = [
+                i
+                for i, entry in enumerate(in_types if isinstance(in_types, tuple) else ())
+                if entry is None
+            ]
             if left_open and error.slip is None:
                 _with_entries(error, in_types, left_open, self.made)
             raise
@@ -543,12 +547,8 @@ class _Region:
         return self.claim(jax.ShapeDtypeStruct(shape, local.dtype), t)
 
     def even(self, x: Any, t: NdSbp, number: int) -> Any:
-        """An operand whose split dims divide: where they do not, it is padded block by block.
-
-        Arguments:
-          x: the operand.
-          t: its claimed type.
-          number: its position, for the error.
+        """An operand of type `t` whose split dims divide. If they do not, the operand is padded
+        block by block. `number` is its position, for the error.
 
         Raises:
           SbpError: `bad-argument` for a dim that does not divide, without `padded`.
@@ -571,12 +571,14 @@ class _Region:
     def spec(self, claimed: _ClaimedArray) -> PartitionSpec:
         """The spec of an array: a leading dim for each mesh axis that splits no dim, in the order
         of the mesh, then the dims of the array."""
-        leading = [
-            name
-            for name, atom in zip(self.mesh.names, claimed.atoms, strict=True)
-            if not isinstance(atom, Split)
-        ]
-        return PartitionSpec(*leading, *self.dims(claimed))
+        return PartitionSpec(
+            *(
+                name
+                for name, atom in zip(self.mesh.names, claimed.atoms, strict=True)
+                if not isinstance(atom, Split)
+            ),
+            *self.dims(claimed),
+        )
 
     def dims(self, claimed: _ClaimedArray) -> list[tuple[str, ...] | None]:
         """The mesh axes that split each dim of an array."""
@@ -624,9 +626,10 @@ class _Region:
         except (SbpError, SbpInternalError):
             raise
         except (TypeError, ValueError) as error:
-            one = self.abstract_of((1,) * len(self.mesh.names))
             try:
-                self.body(self.fn, given, tree, out_types, one)
+                self.body(
+                    self.fn, given, tree, out_types, self.abstract_of((1,) * len(self.mesh.names))
+                )
             except Exception:  # the user's function, which raises on whole operands, too
                 raise error from None
             shards = [c.local(self.mesh.sizes) for c in given]
@@ -649,19 +652,12 @@ class _Region:
         out_types: Any,
         mesh: AbstractMesh,
     ) -> _Body:
-        """The body from the shards of one device to its shards of the results.
-
-        Arguments:
-          fn: the region's function, or one in its place.
-          ins: its operands.
-          tree: their tree.
-          out_types: the types of its results, as `manual` takes them.
-          mesh: the mesh that its collectives name.
-        """
+        """The body from the shards of one device to its shards of the results. `fn` is the region's
+        function, or one in its place; its collectives name axes of `mesh`."""
 
         def local(*shards: Any) -> Any:
-            out = returning_arrays(fn)(*jax.tree.unflatten(tree, shards))
-            return jax.tree.map(jnp.asarray, out)
+            results = returning_arrays(fn)(*jax.tree.unflatten(tree, shards))
+            return jax.tree.map(jnp.asarray, results)
 
         mapped = jax.shard_map(
             local,
@@ -670,8 +666,9 @@ class _Region:
             out_specs=PartitionSpec(),
             check_vma=False,
         )
-        shapes = [jax.ShapeDtypeStruct(h.aval.shape, h.aval.dtype) for h in ins]
-        closed, out = jax.make_jaxpr(mapped, return_shape=True)(*shapes)
+        closed, out = jax.make_jaxpr(mapped, return_shape=True)(
+            *(jax.ShapeDtypeStruct(h.aval.shape, h.aval.dtype) for h in ins)
+        )
         outer, consts = _jax.open_jaxpr(closed)
         if len(outer.eqns) != 1:
             raise SbpInternalError(f"a manual region traces to one equation, got\n{outer}")
@@ -685,13 +682,17 @@ class _Region:
             raise SbpInternalError(
                 f"the operands of a manual region are not where they are expected:\n{outer}"
             )
-        claims = leaf_types(out_types, out, "out_types", self.mesh)
         outs, out_tree = jax.tree.flatten(out)
         arrays = [jnp.asarray(c) for c in closed_over]
         return _Body(
             params=eqn.params,
             ins=[*(self.claim(c, NdSbp()) for c in arrays), *ins],
-            outs=[self.whole(o, t) for o, t in zip(outs, claims, strict=True)],
+            outs=[
+                self.whole(o, t)
+                for o, t in zip(
+                    outs, leaf_types(out_types, out, "out_types", self.mesh), strict=True
+                )
+            ],
             tree=out_tree,
             closed_over=arrays,
         )
