@@ -167,12 +167,11 @@ def _reduced(writer: Writer, add: Reduce, operand: Operand, like: Node, mesh: Me
     params: dict[str, Any] = {"axes": add.mesh_axes, "axis_index_groups": None}
     if add.collective in ("reduce_scatter", "all_gather"):
         gathers = add.collective == "all_gather"
-        name = "all_gather_dimension" if gathers else "scatter_dimension"
         params = {
             "axis_name": add.mesh_axes,
             "axis_index_groups": None,
             "tiled": True,
-            name: add.dim,
+            "all_gather_dimension" if gathers else "scatter_dimension": add.dim,
         }
         shape[add.dim] = shape[add.dim] * n if gathers else shape[add.dim] // n
     made, op = _jax.empty_aval(shape, aval.dtype), add.collective
@@ -316,8 +315,7 @@ class Repairs:
 
     def drop(self, node: Node, axes: tuple[str, ...]) -> Iterator[Variants]:
         """A reduction left out, or over fewer axes."""
-        edit = self.without(node, axes)
-        if edit is not None:
+        if (edit := self.without(node, axes)) is not None:
             yield (edit,)
 
     def average(self, node: Node, axes: tuple[str, ...]) -> Iterator[Variants]:
@@ -353,8 +351,9 @@ class Repairs:
         """Another reduction."""
         call = None if node is None else self.call(node)
         if call is not None and op and call.name in REDUCING_CALLS:
-            divisions = (d for n in call.nodes for d in self.divisions(n))
-            nodes = {n.id: replace(n, op=op) for n in call.nodes} | _dropped(divisions)
+            nodes = {n.id: replace(n, op=op) for n in call.nodes} | _dropped(
+                d for n in call.nodes for d in self.divisions(n)
+            )
             text = f"use lax.{op} in place of {call.text}"
             yield (GraphEdit(text, call.renamed(op), nodes=nodes),)
 
@@ -379,8 +378,14 @@ class Repairs:
             yield (change,)
             for dim in range(len(self.result_shape(finding))) if finding.claim is not None else ():
                 also = f"{_names(others)} at dim {dim} in {_outs(finding)}"
-                edit = replace(change, text=f"{text}, and {also}")
-                yield (_specified(finding, edit, functools.partial(split_over, dim=dim), others),)
+                yield (
+                    _specified(
+                        finding,
+                        replace(change, text=f"{text}, and {also}"),
+                        functools.partial(split_over, dim=dim),
+                        others,
+                    ),
+                )
 
     # ---- a reduction more -----------------------------------------------------------------------
 
@@ -414,11 +419,15 @@ class Repairs:
         def edit(name: str, divisor: int) -> GraphEdit:
             change = GraphEdit("") if late is None else late
             also = "" if late is None else f", and {late.text}"
-            added = (e for place in places for e in put_through(place, name, named))
             return replace(
                 change,
                 text=f"reduce {what} with lax.{name}(.., {named}){also}",
-                source=in_order((*added, *change.source)),
+                source=in_order(
+                    (
+                        *(e for place in places for e in put_through(place, name, named)),
+                        *change.source,
+                    )
+                ),
                 reduce=tuple(
                     Reduce(node, k, axes, op, divisor, after=place.after)
                     for place in places
@@ -444,14 +453,23 @@ class Repairs:
             f"put the operand of {_expression(made)} at line {span.line} through a `jax.custom_vjp`"
             f" function that returns it and sums its gradient with lax.psum(.., {axes_text(axes)})"
         )
-        added = tuple(Reduce(n.id, 0, axes, after=True) for n in self.backward_runs(made))
-        yield (GraphEdit(text, reduce=added, spare=True, by_hand=True),)
+        yield (
+            GraphEdit(
+                text,
+                reduce=tuple(Reduce(n.id, 0, axes, after=True) for n in self.backward_runs(made)),
+                spare=True,
+                by_hand=True,
+            ),
+        )
 
     def keep_backward(self, node: Node) -> Iterator[Variants]:
         """The gradient of a sum over devices as it is: all devices have all of it."""
         span = users_span(node)
-        called = name_called(expression_at(span)[0])
-        if node.backward and span is not None and called in REDUCING_CALLS:
+        if (
+            node.backward
+            and span is not None
+            and name_called(expression_at(span)[0]) in REDUCING_CALLS
+        ):
             text = (
                 f"put {_expression(node)} at line {span.line} in a `jax.custom_vjp` function whose"
                 " backward pass returns its argument"
@@ -488,8 +506,14 @@ class Repairs:
 
     def leave_out_axes(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
         """An edit after which the result is stated to be whole on the mesh axes of the finding."""
-        text = f"{edit.text}leave {_names(finding.mesh_axes)} out of {_outs(finding)}"
-        return _specified(finding, replace(edit, text=text), without, finding.mesh_axes)
+        return _specified(
+            finding,
+            replace(
+                edit, text=f"{edit.text}leave {_names(finding.mesh_axes)} out of {_outs(finding)}"
+            ),
+            without,
+            finding.mesh_axes,
+        )
 
     # ---- a reduction before the operation that is at fault --------------------------------------
 
@@ -568,9 +592,14 @@ class Repairs:
         """The expression that a region returns, and nothing else reads."""
         made = self.sites.makers.get(finding.region.params["body"].outputs[finding.result])
         site = self.sites.value(made[0]) if made is not None else None
-        if made is None or site is None or site.name or site.values != ((made[0].id, made[1]),):
-            return None
-        return site
+        return (
+            site
+            if made is not None
+            and site is not None
+            and not site.name
+            and site.values == ((made[0].id, made[1]),)
+            else None
+        )
 
     def result_shape(self, finding: Finding) -> tuple[int, ...]:
         """The local shape of the result that a finding is about."""
