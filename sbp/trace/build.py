@@ -71,11 +71,12 @@ def of_batch(eqn: Any) -> Any:
 
 def _replace(eqn: Any, replacement: Callable[..., Any]) -> Any:
     """The closed jaxpr of a function of an equation's operands, at the equation's line."""
-    avals = [v.aval for v in eqn.invars]
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    shapes = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type)
+        for a in (v.aval for v in eqn.invars)
+    ]
     with _jax.source_context(eqn.source_info, scope=""):
-        closed, _ = _jax.make_jaxpr(replacement, shapes)
-    return closed
+        return _jax.make_jaxpr(replacement, shapes)[0]
 
 
 def _with_one_predicate(eqn: Any) -> Callable[..., list[Any]]:
@@ -86,8 +87,7 @@ def _with_one_predicate(eqn: Any) -> Callable[..., list[Any]]:
 
     def loop(*operands: Any) -> list[Any]:
         def predicate(carry: list[Any]) -> jax.Array:
-            (goes_on,) = _jax.eval_jaxpr(cond, (*operands[:of_cond], *carry))
-            return goes_on
+            return _jax.eval_jaxpr(cond, (*operands[:of_cond], *carry))[0]
 
         def step(carry: list[Any]) -> list[Any]:
             goes_on = predicate(carry)
@@ -150,8 +150,6 @@ INLINED = {
 }
 """Primitives that only call a jaxpr, with the name of the parameter that is the jaxpr. Releases of
 JAX differ; where a parameter has several names, blanks separate them."""
-
-REMAT = frozenset({"remat", "remat2", "checkpoint"})
 
 
 # ---- sums of arrays before padding --------------------------------------------------------------
@@ -338,9 +336,8 @@ def trace(
     builder = _Builder(platform, is_known)
     graph = builder.graph(closed, tuple(input_names))
     builder.places.warn()
-    graph = replace(graph, inspections=tuple(builder.inspections))
-    graph = _sum_before_pads(with_slices(graph))
-    return with_joins(_fold_edges(graph)), out_shape
+    graph = with_slices(replace(graph, inspections=tuple(builder.inspections)))
+    return with_joins(_fold_edges(_sum_before_pads(graph))), out_shape
 
 
 def body_graph(jaxpr: Any) -> Graph:
@@ -457,10 +454,16 @@ class _Builder:
         for operand, pin in zip(operands, pins, strict=True):
             if pin is None or _has(pin, operand, at.nodes):
                 found.append(operand)
-                continue
-            params = {"pin": pin, "cotangent": None}
-            fields = {"op": annotate_p.name, "primitive": annotate_p, "params": params}
-            found += self.emit(eqn, at, (operand,), [self.aval(operand)], **fields)
+            else:
+                found += self.emit(
+                    eqn,
+                    at,
+                    (operand,),
+                    [self.aval(operand)],
+                    op=annotate_p.name,
+                    primitive=annotate_p,
+                    params={"pin": pin, "cotangent": None},
+                )
         return tuple(found)
 
     def place_results(
@@ -472,8 +475,9 @@ class _Builder:
         for position, (operand, var) in enumerate(zip(operands, eqn.outvars, strict=True)):
             host = _jax.in_host(var.aval)
             if host != _jax.in_host(self.aval(operand)):
-                fields = transfer_fields(host, eqn, position)
-                (operand,) = self.emit(eqn, at, (operand,), [var.aval], **fields)
+                (operand,) = self.emit(
+                    eqn, at, (operand,), [var.aval], **transfer_fields(host, eqn, position)
+                )
             found.append(operand)
         return self.pin_operands(eqn, tuple(found), pins, at)
 
@@ -516,7 +520,7 @@ class _Builder:
     def inline(self, eqn: Any, operands: tuple[Operand, ...], at: _Within) -> tuple[Operand, ...]:
         """The results of an equation that only calls a jaxpr; the jaxpr's nodes replace it."""
         name = eqn.primitive.name
-        recomputed = name in REMAT and eqn.params.get("differentiated")
+        recomputed = name in ("remat", "remat2", "checkpoint") and eqn.params.get("differentiated")
         if name == "custom_linear_solve":
             # The solve reads its constants and the right-hand sides. Derivatives read the others.
             called, lengths = eqn.params["jaxprs"].solve, eqn.params["const_lengths"]
@@ -530,8 +534,7 @@ class _Builder:
             operands = self.barrier(eqn, operands, at)
         inside = f"{at.scope}/{REMATTED}" if recomputed else at.scope
         metadata = (*at.metadata, *eqn.params.get("xla_metadata", ()))
-        within = replace(at, scope=inside, metadata=metadata)
-        return self.append_jaxpr(called, operands, within)
+        return self.append_jaxpr(called, operands, replace(at, scope=inside, metadata=metadata))
 
     def lowering_of(self, eqn: Any, at: _Within) -> Any:
         """The closed jaxpr that stands for an equation: the function that a primitive of another
@@ -550,9 +553,7 @@ class _Builder:
         """Whether an equation calls code that sbp does not see, itself or in the bodies that run on
         the platform."""
         name, bodies, branch = eqn.primitive.name, [*_jax.jaxprs_in(eqn)], self.chosen_branch(eqn)
-        if name in ("ffi_call", "pallas_call"):
-            return True
-        if not (
+        if name in ("ffi_call", "pallas_call") or not (
             self.is_known(name) or bodies or _jax.lowering_function(eqn.primitive, self.platform)
         ):
             return True
@@ -600,9 +601,8 @@ class _Builder:
         through = tuple(o for o, h in zip(operands, held, strict=True) if h)
         if not through:
             return operands
-        avals = map(self.aval, through)
         fields = {"op": BARRIER, "primitive": None, "params": {}}
-        fresh = iter(self.emit(eqn, at, through, avals, **fields))
+        fresh = iter(self.emit(eqn, at, through, map(self.aval, through), **fields))
         return tuple(next(fresh) if h else o for o, h in zip(operands, held, strict=True))
 
     def regions(self, name: str, params: dict[str, Any], at: _Within) -> tuple[Graph, ...]:
@@ -622,8 +622,11 @@ class _Builder:
         return tuple(self.graph(body, within=at) for body in bodies)
 
     def frames_of(self, eqn: Any) -> tuple[Span, ...]:
-        own = eqn.primitive is annotate_p
-        return eqn.params["at"] if own else self.user_frames(eqn.source_info.traceback)
+        return (
+            eqn.params["at"]
+            if eqn.primitive is annotate_p
+            else self.user_frames(eqn.source_info.traceback)
+        )
 
 
 def _check_effects(eqn: Any, span: Span | None) -> None:
@@ -639,13 +642,17 @@ def _check_effects(eqn: Any, span: Span | None) -> None:
         why = "cannot run once for all devices; use jax.pure_callback, or return nothing"
     else:
         return
-    where = f" at {span}" if span else ""
-    raise SbpError(f"{name}{where} {why}", code="unsupported-effect", span=span)
+    raise SbpError(
+        f"{name}{f' at {span}' if span else ''} {why}", code="unsupported-effect", span=span
+    )
 
 
 def _has(pin: Pin, operand: Operand, nodes: list[Node]) -> bool:
     """Whether the last node gave an operand the pin: JAX asks for `device=` of a function in two
     equations."""
-    if not nodes or nodes[-1].op != annotate_p.name or nodes[-1].outputs != (operand,):
-        return False
-    return nodes[-1].params["pin"].sharding == pin.sharding
+    return any(
+        node.op == annotate_p.name
+        and node.outputs == (operand,)
+        and node.params["pin"].sharding == pin.sharding
+        for node in nodes[-1:]
+    )
