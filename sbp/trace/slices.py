@@ -160,8 +160,9 @@ def _compose(graph: Graph, node: Node, makers: dict[Operand, Node]) -> Node:
     first = view_of(graph, makers.get(x), x)
     if first.source == x and node.op == "slice":
         return node
-    cuts = tuple(map(_through, first.cuts, cuts))
-    return dataclasses.replace(node, inputs=(first.source,), **slicing(cuts))
+    return dataclasses.replace(
+        node, inputs=(first.source,), **slicing(tuple(map(_through, first.cuts, cuts)))
+    )
 
 
 def _through(first: Cut, then: Cut) -> Cut:
@@ -197,8 +198,14 @@ def within(parts: Sequence[Slice], cut: Cut) -> list[Slice]:
     for part in parts:
         low, high = max(cut[0] - at, 0), min(cut[1] - at, part.size)
         if low < high:
-            is_cut = part.is_cut or high - low < part.size
-            slices.append(Slice(part.source, part.start + low, high - low, is_cut))
+            slices.append(
+                Slice(
+                    part.source,
+                    part.start + low,
+                    high - low,
+                    part.is_cut or high - low < part.size,
+                )
+            )
         at += part.size
     return slices
 
@@ -283,8 +290,13 @@ def _single_pads(writer: "Writer", pad: Node) -> None:
     for d in dims:
         own = tuple(tuple(c) if e == d else (0, 0, 0) for e, c in enumerate(config))
         aval = out.update(shape=(*out.shape[: d + 1], *before[d + 1 :]))
-        value = pad.outputs[0] if d == dims[-1] else None
-        x = writer.emit(pad, aval, value, inputs=(x, fill), params={"padding_config": own})
+        x = writer.emit(
+            pad,
+            aval,
+            pad.outputs[0] if d == dims[-1] else None,
+            inputs=(x, fill),
+            params={"padding_config": own},
+        )
 
 
 # ---- join_slices --------------------------------------------------------------------------------
@@ -304,15 +316,13 @@ def join_slices(*args: Any, dimension: int, pieces: tuple[Piece, ...]) -> Any:
       dimension: the dim.
       pieces: the slices, in the order of the result.
     """
-    array = next(x for x in args if x.ndim)
-    found = []
-    for operand, start, size in pieces:
-        x = args[operand]
-        if x.ndim:
-            found.append(lax.slice_in_dim(x, start, start + size, axis=dimension))
-        else:
-            shape = (*array.shape[:dimension], size, *array.shape[dimension + 1 :])
-            found.append(lax.broadcast(x, shape))
+    shape = next(x.shape for x in args if x.ndim)
+    found = [
+        lax.slice_in_dim(args[operand], start, start + size, axis=dimension)
+        if args[operand].ndim
+        else lax.broadcast(args[operand], (*shape[:dimension], size, *shape[dimension + 1 :]))
+        for operand, start, size in pieces
+    ]
     return lax.concatenate(found, dimension)
 
 
@@ -338,17 +348,15 @@ def with_joins(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
     return dataclasses.replace(graph, nodes=tuple(without_unread(maker.nodes, asked)))
 
 
-_FEEDING = frozenset({"slice", "split", "pad", "concatenate", "add_any"})
-"""Operations whose results a join may read through."""
-
-
-def _feeds(node: Node) -> bool:
-    """Whether a node is a slice, a pad, a sum of these, a concatenation or a join."""
-    return node.op in _FEEDING or node.op == join_slices_p.name
+_FEEDING = frozenset({"slice", "split", "pad", "concatenate", "add_any", join_slices_p.name})
+"""Operations whose results a join may read through: slices, pads, sums of these, concatenations and
+joins."""
 
 
 def without_unread(
-    nodes: Sequence[Node], asked: Set[Operand], goes: Callable[[Node], bool] = _feeds
+    nodes: Sequence[Node],
+    asked: Set[Operand],
+    goes: Callable[[Node], bool] = lambda node: node.op in _FEEDING,
 ) -> list[Node]:
     """The nodes without some operations that nothing reads any more.
 
@@ -389,9 +397,8 @@ def join_node(node: Node, dim: int, slices: Sequence[Slice]) -> Node:
 def _title(node: Node) -> str:
     """What the user knows a node as that a join replaces: `roll`, or the operator. A sum of pads is
     the gradient of slices, and named by its pads."""
-    if any(function.endswith("._roll_static") for function in node.library):
-        return "roll"
-    return "pad" if node.op == "add_any" else node.name
+    is_roll = any(function.endswith("._roll_static") for function in node.library)
+    return "roll" if is_roll else "pad" if node.op == "add_any" else node.name
 
 
 class Writer:
@@ -423,8 +430,13 @@ class Writer:
 
     def slice(self, like: Node, x: Operand, cuts: Cuts, value: int | None = None) -> int:
         """A slice of a value; other arguments as those of `emit`."""
-        aval = self.graph.aval(x).update(shape=shape_of(cuts))
-        return self.emit(like, aval, value, inputs=(x,), **slicing(cuts))
+        return self.emit(
+            like,
+            self.graph.aval(x).update(shape=shape_of(cuts)),
+            value,
+            inputs=(x,),
+            **slicing(cuts),
+        )
 
     def pad(
         self,
@@ -445,11 +457,16 @@ class Writer:
           shape: padding before the first element, padding between elements, size of the result.
           value: as in `emit`.
         """
-        low, interior, out = shape
         aval = self.graph.aval(x)
-        params = {"padding_config": padding(aval, dim, low, interior, out)}
-        fields = {"op": "pad", "primitive": lax.pad_p, "params": params, "inputs": (x, fill)}
-        return self.emit(like, resize(aval, dim, out), value, **fields)
+        return self.emit(
+            like,
+            resize(aval, dim, shape[2]),
+            value,
+            op="pad",
+            primitive=lax.pad_p,
+            params={"padding_config": padding(aval, dim, *shape)},
+            inputs=(x, fill),
+        )
 
 
 class _Joins(Writer):
@@ -585,14 +602,13 @@ class _Joins(Writer):
         if not bodies or (len(slices) > 1 and not is_join and any(s.is_cut for s in bodies)):
             return None
         if len(slices) == 1:
-            own = (bodies[0].start, bodies[0].start + bodies[0].size, 1)
-            return self.take(node, bodies[0].source, with_cut(cuts, dim, own), value)
+            source, start, size, _ = slices[0]
+            return self.take(node, source, with_cut(cuts, dim, (start, start + size, 1)), value)
         for k, s in enumerate(slices):
             slices[k] = s._replace(start=0)
             if s in bodies:
-                own = (0, self.graph.aval(s.source).shape[dim], 1)
-                taken = self.take(node, s.source, with_cut(cuts, dim, own))
-                slices[k] = s._replace(source=taken)
+                own = with_cut(cuts, dim, (0, self.graph.aval(s.source).shape[dim], 1))
+                slices[k] = s._replace(source=self.take(node, s.source, own))
         if is_join:
             return self.emit(join_node(node, dim, slices), aval, value)
         if len(bodies) == len(slices):
