@@ -80,13 +80,11 @@ class Places:
                 self._ignore("ignored-memory", span, f"{call} to {memory} memory", _MEMORY)
             if isinstance(place, Format):
                 self._ignore("ignored-constraint", span, f"the layout of {call}", _PLACE)
-            names_devices = isinstance(place, jax.sharding.Sharding | jax.Device | Format)
-            if names_devices and (manual or sharding is None):
-                why = _MANUAL if manual else _PLACE
-                self._ignore("ignored-constraint", span, call, why)
-            if manual or sharding is None:
-                return None
-            return Pin(NdSbp(), complete=True, sharding=sharding, asked_by=call)
+            if not manual and sharding is not None:
+                return Pin(NdSbp(), complete=True, sharding=sharding, asked_by=call)
+            if isinstance(place, jax.sharding.Sharding | jax.Device | Format):
+                self._ignore("ignored-constraint", span, call, _MANUAL if manual else _PLACE)
+            return None
 
         operands, results = places_of(eqn)
         return (
@@ -237,8 +235,7 @@ def computes_in_host(node: Node, avals: Sequence[Any]) -> bool:
       node: the node.
       avals: of its operands and results.
     """
-    stays = node.op == TRANSFER or node.op in SAME
-    return not stays and any(_jax.in_host(aval) for aval in avals)
+    return node.op not in (TRANSFER, *SAME) and any(map(_jax.in_host, avals))
 
 
 def transfer_fields(host: bool, eqn: Any = None, position: int = 0) -> dict[str, Any]:
@@ -273,7 +270,13 @@ def returned_in(graph: Graph, hosts: Sequence[bool | None]) -> Graph:
         if operand not in made:
             copy = _jax.empty_aval(aval.shape, aval.dtype, bool(aval.weak_type), host)
             made[operand] = value = graph.new_value(copy)
-            fields = transfer_fields(host)
-            nodes.append(Node(id=next(numbers), inputs=(operand,), outputs=(value,), **fields))
+            nodes.append(
+                Node(
+                    id=next(numbers),
+                    inputs=(operand,),
+                    outputs=(value,),
+                    **transfer_fields(host),
+                )
+            )
         outputs[position] = made[operand]
     return dataclasses.replace(graph, nodes=tuple(nodes), outputs=tuple(outputs))
