@@ -151,8 +151,7 @@ class Node:
               because the key has their `id`.
         """
         items: list[tuple[str, Any]] = []
-        for name in sorted(self.params):
-            value = self.params[name]
+        for name, value in sorted(self.params.items()):
             try:
                 hash(value)
             except TypeError:
@@ -519,24 +518,20 @@ def with_body_constants(
       more: the values that it reads as constants besides, each with the operand of the loop.
     """
     number, is_scan = body_of(loop), loop.op == SCAN
-    fed = interface_of(loop).fed[number]
-    count = sum(entry.kind == "constant" for entry in fed)
+    count = sum(entry.kind == "constant" for entry in interface_of(loop).fed[number])
     before = 0 if is_scan else loop.params["cond_nconsts"]
     kept = [k for k in range(count) if body.inputs[k] in read]
     inputs = (*(body.inputs[k] for k in kept), *more, *body.inputs[count:])
-    regions = list(loop.regions)
-    regions[number] = replace(body, inputs=inputs)
-    name = "num_consts" if is_scan else "body_nconsts"
     return replace(
         loop,
-        params={**loop.params, name: len(kept) + len(more)},
+        params=loop.params | {"num_consts" if is_scan else "body_nconsts": len(kept) + len(more)},
         inputs=(
             *loop.inputs[:before],
             *(loop.inputs[before + k] for k in kept),
             *more.values(),
             *loop.inputs[before + count :],
         ),
-        regions=tuple(regions),
+        regions=(*loop.regions[:number], replace(body, inputs=inputs)),
     )
 
 
