@@ -96,7 +96,16 @@ def tried(
     accepted: list[Accepted] = []
     seen, untried, made = set[str](), set[str](), 0
     for one in changes:
-        if not one.edits or one.text in seen or any(_replaces(a, one) for a, _ in accepted):
+        # An accepted change makes a larger one needless. Of two pins or more, it also makes another
+        # change of the same pins needless.
+        if (
+            not one.edits
+            or one.text in seen
+            or any(
+                one.instead is a or (len(one.pinned) > 1 and one.pinned == a.pinned)
+                for a, _ in accepted
+            )
+        ):
             continue
         most = enough if accepted and enough is not None else plans
         if made >= most or len(accepted) == helps:
@@ -109,12 +118,6 @@ def tried(
         if program is not None:
             accepted.append((one, program))
     return Tried(tuple(accepted), len(untried))
-
-
-def _replaces(accepted: Change, other: Change) -> bool:
-    """Whether an accepted change makes another one needless: a larger one, or another change of the
-    same pins, where there are several."""
-    return other.instead is accepted or (len(other.pinned) > 1 and other.pinned == accepted.pinned)
 
 
 def help_with_price(
