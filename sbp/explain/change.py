@@ -189,9 +189,11 @@ class DiagnosisLimits:
           size: the number of the program's operations.
           shown: the number of faults that are shown.
         """
-        if not self.is_large(size):
-            return self.plans, self.plans
-        return max(1, self.work // (size * shown)), max(SHOWN, self.work // size)
+        return (
+            (max(1, self.work // (size * shown)), max(SHOWN, self.work // size))
+            if self.is_large(size)
+            else (self.plans, self.plans)
+        )
 
 
 def applicable(notes: Mapping[str, object]) -> tuple[str, ...]:
@@ -346,14 +348,12 @@ class BlamedFault:
           pin: the pin.
           operand: the operand that is asked about; None for any operand at which the fault ends.
         """
-        if node.regions:
-            return False
         pinned = (
             {self.request.graph.inputs[pin.site.position]}
             if pin.site.source == "input"
             else {n.outputs[0] for n in pin.site.nodes}
         )
-        return any(
+        return not node.regions and any(
             node.inputs[c.because.number] in pinned
             for c in self.found.sink
             if operand is None or c.because.number == operand
