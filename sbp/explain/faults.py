@@ -10,7 +10,7 @@ from typing import Any
 
 from jax import lax
 
-from sbp.errors import SHOWN, Diagnostic, Label, RuleRow, Span, counted
+from sbp.errors import SHOWN, Diagnostic, Help, Label, RuleRow, Span, counted
 from sbp.explain.change import (
     BlamedFault,
     Diagnosis,
@@ -20,7 +20,7 @@ from sbp.explain.change import (
     left_out,
     tried,
 )
-from sbp.explain.helps import FoundHelps, helps_of, policy_to_blame
+from sbp.explain.helps import helps_of, policy_to_blame
 from sbp.explain.names import Names, asked_text, operand_code, pinned_value, result_code
 from sbp.explain.pin_changes import without_pins
 from sbp.explain.relaxations import budget_help, impossible_budgets, no_typing_together
@@ -269,12 +269,19 @@ def budget_notes(fault: BlamedFault) -> tuple[str, ...]:
     return *(f"the budget: {fault.request.budgets[n]}" for n in numbers), *applicable(only)
 
 
-def limit_notes(fault: BlamedFault, found: FoundHelps, rows: int = 0) -> tuple[str, ...]:
+def limit_notes(
+    fault: BlamedFault,
+    helps: Sequence[Help] = (),
+    unshown: int = 0,
+    untried: int = 0,
+    rows: int = 0,
+) -> tuple[str, ...]:
     """What limits left out of a diagnosis, and which program its helps are priced on.
 
     Arguments:
       fault: the fault.
-      found: its helps.
+      helps: its helps.
+      unshown, untried: the numbers of changes that are not shown, and that were not tried.
       rows: the number of rows of the rule that come as near as the shown ones.
     """
     request, errors = fault.request, len(fault.diagnosis.groups)
@@ -284,11 +291,11 @@ def limit_notes(fault: BlamedFault, found: FoundHelps, rows: int = 0) -> tuple[s
             "the solver reached its resource limit, so fewer constraints may be to"
             " blame": not fault.found.minimal,
             f"not shown: {counted(rows, 'more row')} of the rule, equally close": rows > 0,
-            **dict.fromkeys(left_out(found.unshown, found.untried), True),
+            **dict.fromkeys(left_out(unshown, untried), True),
             f"the program has {request.size:,} operations, so the prices of helps leave out reuse"
-            " of conversions by the backward pass": found.helps and not request.reuse,
+            " of conversions by the backward pass": helps and not request.reuse,
             "the price of each help assumes that you fix the other errors": errors > 1
-            and any(not h.clears_all_errors for h in found.helps),
+            and any(not h.clears_all_errors for h in helps),
             f"not shown: at least {counted(untold, 'more error')}": untold > 0,
         }
     )
@@ -434,7 +441,7 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
     if node is None:
         return diagnostic_without_pins(fault)
     conflict, heading, near = end.node is not None and _is_conflict(fault, node), "", []
-    found = helps_of(fault, node) if end.node else FoundHelps()
+    helps, unshown, untried = helps_of(fault, node) if end.node else ((), 0, 0)
     subject = fault.subject(node) if end.node else f"returning {fault.subject(node)}"
     if end.node is None:
         title, text = (
@@ -454,9 +461,9 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
         # The least size of the first budget is the last help.
         least = budget_help(fault.request, fault.found.budgets[0], plans=limits.plans)
         last = () if least is None else (least,)
-        shown = found.helps[: limits.shown - len(last)]
-        unshown = found.unshown + len(found.helps) - len(shown)
-        found = replace(found, helps=(*shown, *last), unshown=unshown)
+        shown = helps[: limits.shown - len(last)]
+        unshown += len(helps) - len(shown)
+        helps = (*shown, *last)
     return Diagnostic(
         code=code,
         severity="error",
@@ -464,8 +471,11 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
         labels=_labels(fault, node, text),
         rule=heading,
         rows=tuple(near[: limits.rows]),
-        notes=(*notes(fault, node), *limit_notes(fault, found, len(near) - limits.rows)),
-        helps=found.helps,
+        notes=(
+            *notes(fault, node),
+            *limit_notes(fault, helps, unshown, untried, len(near) - limits.rows),
+        ),
+        helps=helps,
         scope=scope_of(node),
     )
 
@@ -514,7 +524,7 @@ def diagnostic_without_pins(fault: BlamedFault) -> Diagnostic:
         notes=(
             f"the constraints in conflict: {', '.join(shown)}",
             *budget_notes(fault),
-            *limit_notes(fault, FoundHelps()),
+            *limit_notes(fault),
         ),
     )
 
@@ -539,6 +549,6 @@ def impossible(fault: BlamedFault) -> Diagnostic:
         severity="error",
         title=f"{fault.names.site(site)} cannot be {asked} on mesh axis `{fault.axis}`",
         labels=labels_at([site.span], f"pinned {asked} on `{fault.axis}`"),
-        notes=(why, *limit_notes(fault, FoundHelps(helps=helps, untried=found.untried))),
+        notes=(why, *limit_notes(fault, helps, untried=found.untried)),
         helps=helps,
     )

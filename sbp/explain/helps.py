@@ -8,7 +8,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from sbp.annotations import annotate_p
@@ -473,25 +473,15 @@ CLEARS_ALL = ", which clears every error"
 """What is added to a help that is tried on the whole program, its other faults in it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundHelps:
-    """The helps of a fault, and what the limits on the search left out.
-
-    Arguments:
-      helps: the helps that are shown, in the order of `choose`.
-      unshown: the number of accepted changes that are not shown.
-      untried: the number of changes that were not tried.
-    """
-
-    helps: tuple[Help, ...] = ()
-    unshown: int = 0
-    untried: int = 0
-
-
-def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
+def helps_of(fault: BlamedFault, node: Node) -> tuple[tuple[Help, ...], int, int]:
     """Edits that give the program a typing, for a fault that shows at a node. The pins that are to
     blame for its other faults are left out of the program. A large program has few plans: a policy
-    and a change of the annotations are not both tried where the first of them gives a typing."""
+    and a change of the annotations are not both tried where the first of them gives a typing.
+
+    Returns:
+      The helps that are shown, in the order of `choose`; the number of accepted changes that are
+      not shown; and the number of changes that were not tried.
+    """
     diagnosis = fault.diagnosis
     size, limits = diagnosis.request.size, diagnosis.limits
     enough, most = limits.plans_of(size, min(len(diagnosis.groups), limits.faults))
@@ -528,10 +518,10 @@ def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
             tries.append(attempt(more, 0 if large else most))
     found = [_rank(fault, node, one) for t in tries for one in t.accepted]
     shown = choose(found, limits.shown)
-    return FoundHelps(
-        helps=tuple(f.help for f in shown),
-        unshown=len(found) - len(shown),
-        untried=sum(t.untried for t in tries),
+    return (
+        tuple(f.help for f in shown),
+        len(found) - len(shown),
+        sum(t.untried for t in tries),
     )
 
 
