@@ -68,12 +68,13 @@ def arrives(fault: BlamedFault, node: Node) -> str:
                 return f"{texts[i]}, but {short}"
     distinct = dict.fromkeys(texts.values())
     partial = dict.fromkeys(shown[i] for i, codes in made.items() if left(codes) == "partial")
-    if len(fault.found.sink) == 1:
-        text = f"{', '.join(distinct)} here, which {node.name} does not take"
-    elif len(distinct) == 1:
-        text = f"{''.join(distinct)} on both sides"
-    else:
-        text = f"{', '.join(distinct)}: they cannot meet here"
+    text = ", ".join(distinct) + (
+        f" here, which {node.name} does not take"
+        if len(fault.found.sink) == 1
+        else " on both sides"
+        if len(distinct) == 1
+        else ": they cannot meet here"
+    )
     is_split = any(c > 0 for codes in made.values() for c in codes)
     text += ", in dims of the batched arrays" if node.is_batched and is_split else ""
     subject = "it" if len(distinct) == 1 else " or ".join(partial)
@@ -101,13 +102,15 @@ def region_words(fault: BlamedFault, node: Node) -> tuple[str, str]:
     kind = "predicate" if decides else first.entry.kind if first.entry else ""
     if kind == "slice" and set(found.made[0]) != {1}:  # split along another dim than the rows
         kind = ""
-    what = f"`{name}`" if name else first.role
-    if kind == "predicate":
-        what = "the predicate"
-    elif first.carry is not None:
-        what = f"carry {first.carry}"
-    elif first.exit is not None:
-        what = f"result {first.number}"
+    what, *_ = applicable(
+        {
+            "the predicate": kind == "predicate",
+            f"carry {first.carry}": first.carry is not None,
+            f"result {first.number}": first.exit is not None,
+            f"`{name}`": name,
+            first.role: True,
+        }
+    )
     distinct = dict.fromkeys(
         f"{_edge(fault, node, c)} is {atoms_text(codes)}"
         for c, codes in zip(found.sink, found.made, strict=True)
