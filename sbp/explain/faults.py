@@ -356,15 +356,14 @@ def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diag
     ]
     if found.last.status == "unknown":
         policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
-        title = (
-            "the checker reached its resource limit before it could say why there is no typing on"
-            f" mesh axis `{found.last.mesh_axis}`"
-        )
         diagnostics.append(
             Diagnostic(
                 code="solver-limit",
                 severity="error",
-                title=title,
+                title=(
+                    "the checker reached its resource limit before it could say why there is no"
+                    f" typing on mesh axis `{found.last.mesh_axis}`"
+                ),
                 notes=(f"the program has no types under {policies}; check a smaller part of it",),
             )
         )
