@@ -469,10 +469,6 @@ def choose(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
 # ---- helps --------------------------------------------------------------------------------------
 
 
-CLEARS_ALL = ", which clears every error"
-"""What is added to a help that is tried on the whole program, its other faults in it."""
-
-
 def helps_of(fault: BlamedFault, node: Node) -> tuple[tuple[Help, ...], int, int]:
     """Edits that give the program a typing, for a fault that shows at a node. The pins that are to
     blame for its other faults are left out of the program. A large program has few plans: a policy
@@ -574,7 +570,7 @@ def _policy_changes(diagnosis: Diagnosis, base: Request, looser: Looser) -> Iter
     text, edits, change = looser
     several = len(diagnosis.groups) > 1
     whole = Change(
-        text=text + CLEARS_ALL if several else text,
+        text=f"{text}, which clears every error" if several else text,
         edits=edits,
         make=functools.partial(diagnosis.under_policy, text, change),
         kind="policy",
