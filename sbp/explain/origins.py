@@ -7,7 +7,7 @@ Reports and `plan.why` put both into words.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -211,20 +211,19 @@ Links = tuple[list[Link], Operand | None]
 """The links of one value, and the operand that its atom comes from."""
 
 
-@dataclass(frozen=True)
 class Origins:
     """Follows atoms back through a plan, and says why its conversions stand where they do.
 
     Arguments:
       program: the plan.
+
+    Attributes:
+      names: the names of the program's values.
     """
 
-    program: Program
-
-    @functools.cached_property
-    def names(self) -> Names:
-        """The names of the program's values."""
-        return Names(self.program.typing.graph)
+    def __init__(self, program: Program) -> None:
+        self.program, self.names = program, Names(program.typing.graph)
+        self._step = functools.cache(self._links)
 
     def is_carry(self, operand: Operand) -> bool:
         """Whether a value is a loop's carry as its body reads it."""
@@ -285,12 +284,8 @@ class Origins:
 
     # ---- links ----------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def _step(self) -> Callable[[int, int], Links]:
-        """The links of a value on a mesh axis, and the operand that its atom comes from."""
-        return functools.cache(self._links)
-
     def _links(self, value: int, k: int) -> Links:
+        """The links of a value on a mesh axis, and the operand that its atom comes from."""
         typing, name, number = self.program.typing, self.label(value), self.names.inputs.get(value)
         code, fed = typing.values[value][k], self.names.entries.get(value)
         if number is not None:
