@@ -44,9 +44,6 @@ LinkKind = Literal[
     "body result",
 ]
 
-ENDS: frozenset[LinkKind] = frozenset({"annotation", "input", "free input", "output", "new"})
-"""Links behind which nothing decides the atom but the user or the cost."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
@@ -111,11 +108,6 @@ NeedKind = Literal[
     "conversion",
 ]
 
-FORCED: frozenset[NeedKind] = frozenset(
-    {"predicate", "no signature", "rounding", "not linear", "donated output", "conversion"}
-)
-"""Needs that no plan of the same program can do without."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartnerRows:
@@ -178,7 +170,14 @@ class ConversionNeed:
     @property
     def is_forced(self) -> bool:
         """Whether no plan of the same program can do without the conversion here."""
-        return self.kind in FORCED
+        return self.kind in (
+            "predicate",
+            "no signature",
+            "rounding",
+            "not linear",
+            "donated output",
+            "conversion",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -549,7 +548,7 @@ def without_passing(links: tuple[Link, ...]) -> tuple[Link, ...]:
     inside a library's function."""
     kept: list[Link] = []
     for number, link in enumerate(links):
-        same = number and link.passes and link.kind not in ENDS and link.atom == kept[-1].atom
+        same = number and link.passes and link.atom == kept[-1].atom
         if not same or (link.subject.is_variable and link.subject != kept[-1].subject):
             kept.append(link)
     return tuple(kept)
