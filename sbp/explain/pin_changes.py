@@ -5,7 +5,6 @@ import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Literal
 
 from sbp.annotations import Pin, annotate_p
@@ -34,8 +33,6 @@ from sbp.types import Atom, NdSbp, P
 # ---- pins of a program --------------------------------------------------------------------------
 # Programs with pins changed, dropped or inserted.
 
-
-_NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 Placed = tuple[dict[int, dict[Operand, None]], set[int]]
 """Places of new annotations. The dict has, by node id, the values to annotate before the node. The
@@ -111,7 +108,7 @@ def pin_nodes(request: Request, nodes: Iterable[Node], wanted: Wanted) -> Reques
             if c is not None
         }
         at[node.id] = replace(pin, type=NdSbp(atoms), complete=False) if atoms else None
-    return replace(request, graph=rewrite(request.graph, at=at)) if at else request
+    return replace(request, graph=rewrite(request.graph, at, {}, {})) if at else request
 
 
 def pin_boundary(
@@ -142,17 +139,17 @@ def insert_pins(
         before = {node: tuple((v, pin) for v in found) for node, found in placed_before.items()}
         request = replace(
             request,
-            graph=rewrite(request.graph, before=before, after=dict.fromkeys(placed_after, pin)),
+            graph=rewrite(request.graph, {}, before, dict.fromkeys(placed_after, pin)),
         )
     return request
 
 
 def rewrite(
     graph: Graph,
+    at: Mapping[int, Pin | None],
+    before: Mapping[int, tuple[tuple[Operand, Pin], ...]],
+    after: Mapping[int, Pin],
     *,
-    at: Mapping[int, Pin | None] = _NOTHING,
-    before: Mapping[int, tuple[tuple[Operand, Pin], ...]] = _NOTHING,
-    after: Mapping[int, Pin] = _NOTHING,
     own: frozenset[tuple[int, Operand]] = frozenset(),
 ) -> Graph:
     """The program with annotations changed, taken out or put in.
@@ -242,7 +239,7 @@ def pin_subject(request: Request, subject: Subject, wanted: Wanted) -> Request:
     # Readers inside of the expression belong to the operation's own gradient. They read its result
     # without the annotation, as they do when the source annotates the result.
     after = {v: pin for v in subject.values if v in read}
-    return replace(request, graph=rewrite(graph, after=after, own=own))
+    return replace(request, graph=rewrite(graph, {}, {}, after, own=own))
 
 
 def _own_reads(graph: Graph, subject: Subject) -> frozenset[tuple[int, Operand]]:

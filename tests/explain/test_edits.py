@@ -245,7 +245,7 @@ def test_a_statement_starts_behind_what_makes_its_value():
     )
     edit = SourceEdit(span=at, replacement="x = sbp.replicate(x, 'x')\n")
     starts = []
-    for version in (graph, rewrite(graph)):
+    for version in (graph, rewrite(graph, {}, {}, {})):
         placement = Placement(version, dataflow, line, edit)
         found = [
             placement.start(version.nodes, k, dataflow.maker(operand)).id
