@@ -83,15 +83,17 @@ def set_pins(request: Request, changes: Iterable[tuple[PinSite, Wanted]]) -> Req
             return None
         request = pin_nodes(request, nodes, wanted)
         if site.is_input or site.source == "output":
-            kind = "input" if site.is_input else "output"
-            request = pin_boundary(request, kind, site.position, wanted)
+            request = pin_boundary(
+                request, "input" if site.is_input else "output", site.position, wanted
+            )
     return request
 
 
 def drop_pins(request: Request, *sites: PinSite) -> Request:
     """The request without some pins."""
-    free = dict.fromkeys(range(len(request.mesh.names)))
-    found = set_pins(request, [(site, free) for site in sites])
+    found = set_pins(
+        request, [(site, dict.fromkeys(range(len(request.mesh.names)))) for site in sites]
+    )
     assert found is not None
     return found
 
