@@ -382,8 +382,24 @@ class InputUses:
     def __init__(self, program: Program) -> None:
         self.graph: Graph = program.graph
         self.phases, self.names = Phases(self.graph), Names(self.graph)
-        self.readers = self._readers()
-        self.products = list(self._products())
+        reads: Iterator[tuple[int, Phase]] = (
+            (root, self.phases.of[node.id])
+            for node in self.graph.walk()
+            if node.op not in CONTROL_FLOW and not _passes(node)
+            for operand in node.inputs
+            if (root := self.root(operand)) is not None
+        )
+        found = group_by(reads, lambda read: read[0])
+        self.readers: dict[int, set[Phase]] = {
+            n: {phase for _, phase in found.get(n, ())} for n in range(len(self.graph.inputs))
+        }
+        self.products: list[tuple[Node, float, Weight | None]] = [
+            (node, runs * flops_of(self.graph, node), next(iter(weights), None))
+            for node, runs in nodes_with_runs(self.graph)
+            if self.phases.of[node.id] == "forward"
+            if traits_of(node.op).contracts and traits_of(node.op).flops
+            if len(weights := self._weights(node)) < 2  # two inputs: data or frozen weights
+        ]
         self.lookups = [
             (node, self.root(node.inputs[0]))
             for node in self.graph.walk()
@@ -408,19 +424,6 @@ class InputUses:
         other = "optimiser" if read == {"update"} else "other arguments"
         return "weights" if is_weight else other
 
-    def _readers(self) -> dict[int, set[Phase]]:
-        """The phases that read each input of the program, directly or as an operand that is the
-        input rearranged or cast."""
-        reads: Iterator[tuple[int, Phase]] = (
-            (root, self.phases.of[node.id])
-            for node in self.graph.walk()
-            if node.op not in CONTROL_FLOW and not _passes(node)
-            for operand in node.inputs
-            if (root := self.root(operand)) is not None
-        )
-        found = group_by(reads, lambda read: read[0])
-        return {n: {phase for _, phase in found.get(n, ())} for n in range(len(self.graph.inputs))}
-
     def root(self, operand: Operand) -> int | None:
         """The input of the program that a value is, rearranged, cast, or read in a loop."""
         return self.origin(operand)[0]
@@ -443,14 +446,6 @@ class InputUses:
             else:
                 return None, entered
         return self.names.inputs[operand] if isinstance(operand, int) else None, entered
-
-    def _products(self) -> Iterator[tuple[Node, float, Weight | None]]:
-        for node, runs in nodes_with_runs(self.graph):
-            traits = traits_of(node.op)
-            if self.phases.of[node.id] == "forward" and traits.contracts and traits.flops:
-                weight, *others = self._weights(node) or [None]
-                if not others:
-                    yield node, runs * flops_of(self.graph, node), weight
 
     def _weights(self, node: Node) -> list[Weight]:
         """Which operand of a product is a weight: an input that the update reads too; without an
