@@ -556,7 +556,7 @@ class _Reading:
         }
         tokens = "tokens split between its products (sequence parallel)"
         tables = {
-            "vocabulary" if self._made(node, k) < 0 else "tables"
+            "vocabulary" if self.program.typing.rows[node.id].outs[0][k] < 0 else "tables"
             for node, root in self.uses.lookups
             if root is not None and self._taken(node, k)[0] > 0
         }
@@ -603,16 +603,13 @@ class _Reading:
 
     def _is_idle(self, k: int) -> bool:
         typing = self.program.typing
-        types = [t for row in typing.rows.values() for t in (*row.ins, *row.outs)]
-        split = any(t[k] for t in (*types, *typing.values.values(), *typing.outputs))
+        of_rows = (t for row in typing.rows.values() for t in (*row.ins, *row.outs))
+        split = any(t[k] for t in (*of_rows, *typing.values.values(), *typing.outputs))
         return not split and not self.program.written_by_hand()
 
     def _taken(self, node: Node, k: int) -> list[Code]:
         """The codes in which a node takes its operands; what a kernel gathers is B."""
         return [types[k] for types in seen_codes(self.program.typing.rows[node.id])]
-
-    def _made(self, node: Node, k: int) -> Code:
-        return self.program.typing.rows[node.id].outs[0][k]
 
     def _role(self, node: Node, weight: Weight | None, k: int, part: Role) -> Role:
         """What a product does along a mesh axis.
@@ -623,18 +620,17 @@ class _Reading:
           k: position of the mesh axis.
           part: what products split there whose weights are whole.
         """
-        codes = self._taken(node, k)
+        codes, row = self._taken(node, k), self.program.typing.rows[node.id]
         if weight is None:
             return "activations" if codes[0] > 0 or codes[1] > 0 else "none"
         own, other = codes[weight[0]], codes[1 - weight[0]]
-        if own > 0 and other > 0 and self._made(node, k) > 0:
+        if own > 0 and other > 0 and row.outs[0][k] > 0:
             return "pipeline" if self._takes_turns(node.inputs[weight[0]], k) else "expert"
         if own > 0 or other < 0:
             return "tensor"
         if other == 0:
             return "none"
-        kernels = self.program.typing.rows[node.id].kernels
-        return "space" if kernels and kernel_named(kernels[k]).widens is not None else part
+        return "space" if row.kernels and kernel_named(row.kernels[k]).widens is not None else part
 
     def _part(self, k: int) -> Role:
         """What products split whose weights are whole."""
