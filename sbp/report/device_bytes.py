@@ -133,22 +133,27 @@ class LiveBytes:
             self.fixed[self.uses.class_of(number)] += self.device.size(register)
         self.fixed["results"] = self.device.results(program.block)
         sizes = [moment.bytes for moment in self.device.moments(program.block)]
-        count = min(len(sizes), COLUMNS)
-        columns = [
-            range(len(sizes) * n // count, len(sizes) * (n + 1) // count) for n in range(count)
-        ]
-        shown = {max(column, key=lambda i: sizes[i]) for column in columns}
+        total, count = len(sizes), min(len(sizes), COLUMNS)
+        shown = {
+            max(range(total * n // count, total * (n + 1) // count), key=lambda i: sizes[i])
+            for n in range(count)
+        }
         most = max(range(len(sizes)), key=lambda i: sizes[i], default=-1)
-        self.moments, held = list[LiveMoment](), self._arguments()
+        self.moments, temporaries = list[LiveMoment](), list[Tensor]()
         for number, moment in enumerate(self.device.moments(program.block)):
             if number in shown:
                 self.moments.append(self._moment(moment))
             if number == most:
-                held += self._temporaries(moment)
+                temporaries += self._temporaries(moment)
         # A program without moments returns its arguments.
         nothing = LiveMoment(phase=PHASES[0], node=None, bytes=self.fixed)
         self.moments, asked = self.moments or [nothing], program.request.memory_limit
-        self.held = sorted(alike(held), key=lambda one: -counted_bytes([one]))
+        arguments = (
+            self._tensor(register, self.uses.class_of(number), self.names[number])
+            for number, register in enumerate(program.block.inputs)
+            if self.device.size(register)
+        )
+        self.held = sorted(alike([*arguments, *temporaries]), key=lambda one: -counted_bytes([one]))
         self.limit = program.mesh.hardware.hbm_bytes if asked is None else asked
         self.peak = max(self.moments, key=lambda m: m.total)
 
@@ -174,14 +179,6 @@ class LiveBytes:
             node=node,
             bytes={kind: found[kind] for kind in COLORS if found[kind]},
         )
-
-    def _arguments(self) -> list[Tensor]:
-        """The arguments that take bytes."""
-        return [
-            self._tensor(register, self.uses.class_of(number), self.names[number])
-            for number, register in enumerate(self.program.block.inputs)
-            if self.device.size(register)
-        ]
 
     def _temporaries(self, moment: Moment) -> Iterator[Tensor]:
         """What else is alive at a moment."""
