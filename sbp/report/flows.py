@@ -294,10 +294,13 @@ def fold(program: Program, grouping: Grouping | None = None) -> ProgramFlows:
     lines = ProgramFlows(program, grouping or "line")
     if grouping is not None or len(lines.stops) <= MOST_PLACES:
         return lines
-    coarser = [ProgramFlows(program, g) for g in GROUPINGS[1:]]
-    fitting = (f for f in coarser if 3 < len(f.stops) <= MOST_PLACES)
-    smallest = min([lines, *coarser], key=lambda f: (len(f.stops) <= 3, len(f.stops)))
-    return next(fitting, smallest)
+    coarser = (ProgramFlows(program, g) for g in GROUPINGS[1:])
+    # The first that fits and has more than 3 places, else the smallest with more than 3 places. The
+    # empty key comes before all others.
+    return min(
+        (lines, *coarser),
+        key=lambda f: () if 3 < len(f.stops) <= MOST_PLACES else (len(f.stops) <= 3, len(f.stops)),
+    )
 
 
 # ---- picture ------------------------------------------------------------------------------------
