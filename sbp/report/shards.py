@@ -246,9 +246,8 @@ def _dim_text(found: TensorShards, dim: int) -> str:
 
 
 def _extent_text(found: TensorShards, dim: int, extent: Extent | None) -> str:
-    if extent is None:
-        return ".."
-    return ":" if extent == (0, found.tensor.global_shape[dim]) else f"{extent[0]}:{extent[1]}"
+    whole = (0, found.tensor.global_shape[dim])
+    return ".." if extent is None else ":" if extent == whole else f"{extent[0]}:{extent[1]}"
 
 
 class _ShardDrawing:
@@ -403,7 +402,9 @@ def _words(found: TensorShards) -> Table:
         ("elements", *(("summand",) if partial else ()), "devices"),
         (
             (
-                _elements(found, shard),
+                "none"
+                if shard.is_empty
+                else f"[{', '.join(_extent_text(found, *at) for at in enumerate(shard.extents))}]",
                 *((f"{shard.summand + 1} of {found.summands}",) if partial else ()),
                 _devices_text(shard.devices, 8, ", "),
             )
@@ -412,8 +413,3 @@ def _words(found: TensorShards) -> Table:
         shown=LISTED_SHARDS,
         rest=lambda _: f"and {counted(len(found.shards) - LISTED_SHARDS, 'more shard')}",
     )
-
-
-def _elements(found: TensorShards, shard: ShardFact) -> str:
-    texts = [_extent_text(found, dim, e) for dim, e in enumerate(shard.extents)]
-    return "none" if shard.is_empty else f"[{', '.join(texts)}]"
