@@ -96,8 +96,6 @@ def _partner_text(name: ValueName, code: Code, end: Link) -> str:
 
 SHOWN_LINKS, SHOWN_TYPES, SHOWN_CONVERSIONS, SHOWN_OTHERS = 6, 8, 3, 4
 
-_BOUNDARY = {"input": "an input", "output": "an output"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanation(Shown):
@@ -133,7 +131,10 @@ def _parts(why: Why, mesh: MeshSpec) -> Iterator[Part]:
             {
                 "value": lambda one: _name(one[0]),
                 "type": lambda one: repr(one[1]),
-                "line": lambda one: place_cell(one[0].place) or _BOUNDARY.get(one[0].kind, ""),
+                "line": lambda one: (
+                    place_cell(one[0].place)
+                    or {"input": "an input", "output": "an output"}.get(one[0].kind, "")
+                ),
             },
             shown=SHOWN_OTHERS,
         )

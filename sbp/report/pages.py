@@ -281,8 +281,6 @@ def hardware_page() -> Page:
 SHOWN_CODE = 72
 """Characters of a source line."""
 
-_INDENT = "\N{NO-BREAK SPACE}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotatedLine:
@@ -399,7 +397,9 @@ def _code(code: str | None, margin: int) -> str:
         return "(no source at hand)"
     whole = code.expandtabs(4)[margin:].rstrip()
     bare = whole.lstrip()
-    return _INDENT * (len(whole) - len(bare)) + shorten(bare.replace("`", "'"), SHOWN_CODE)
+    return "\N{NO-BREAK SPACE}" * (len(whole) - len(bare)) + shorten(
+        bare.replace("`", "'"), SHOWN_CODE
+    )
 
 
 # ---- pages --------------------------------------------------------------------------------------

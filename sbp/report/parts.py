@@ -270,7 +270,6 @@ NAMESPACE = "http://www.w3.org/2000/svg"
 FILE_ATTRIBUTES = f' xmlns="{NAMESPACE}" style="background:white"'
 """What a drawing has in a file and not inside a page, whose background it takes."""
 
-FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,monospace"
 FONT_SIZE = 11
 """Of a label, in pixels."""
 
@@ -388,7 +387,7 @@ class Board:
                 "viewBox": f"0 0 {width} {height}",
                 "role": "img",
                 "aria-label": _printable(description),
-                "font-family": FONT,
+                "font-family": "ui-monospace,SFMono-Regular,Menlo,Consolas,monospace",
                 "font-size": str(FONT_SIZE),
             },
         )

@@ -337,7 +337,6 @@ STYLES = {
 """The style of an element, by its tag, or by its tag and a word for its kind."""
 _ISOLATED = 'dir="ltr"'
 """Keeps text that is written from right to left out of the order of its line."""
-_PAGE_STYLE = ":root{color-scheme:light dark;background:Canvas;color:CanvasText}body{margin:1.5em}"
 BAR_PIXELS = 72
 
 
@@ -352,7 +351,8 @@ def page_html(page: Page, *, standalone: bool = False) -> str:
         return fragment
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>sbp report</title>'
-        f"<style>{_PAGE_STYLE}</style></head><body><main>\n{fragment}</main></body></html>\n"
+        "<style>:root{color-scheme:light dark;background:Canvas;color:CanvasText}"
+        f"body{{margin:1.5em}}</style></head><body><main>\n{fragment}</main></body></html>\n"
     )
 
 

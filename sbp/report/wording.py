@@ -28,10 +28,6 @@ def without_number(name: str) -> str:
     return f"{head}{line}*" if number.isdigit() else name
 
 
-POSITIONED = ("", "result", "args")
-"""What stands before the position of a result, or of an argument without a name."""
-
-
 def without_numbers(name: str) -> str:
     """The name of a leaf of a tree with a star for the number of each layer. The first number of a
     result or of an argument without a name is a position, and stays.
@@ -42,7 +38,7 @@ def without_numbers(name: str) -> str:
     ("[0]['blocks'][*]", 'result[1]')
     """
     head, *keys = name.split("[")
-    kept = 1 if head in POSITIONED else 0
+    kept = 1 if head in ("", "result", "args") else 0
     return "[".join([head, *keys[:kept], *map(_without_number, keys[kept:])])
 
 
