@@ -290,5 +290,4 @@ def concept_named(name: str) -> Concept | None:
 
 def _plain(name: str) -> str:
     """A name in small letters without its module, its words separated by blanks."""
-    last = name.rpartition(".")[2].replace("_", " ").replace("-", " ")
-    return " ".join(last.casefold().split())
+    return " ".join(name.rpartition(".")[2].casefold().replace("_", " ").replace("-", " ").split())

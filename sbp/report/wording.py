@@ -103,8 +103,7 @@ def place_cell(at: SourcePlace | None) -> str:
 def quote(span: Span) -> str:
     """The expression at a span in backticks with a leading blank, shortened; empty where there is
     no source."""
-    text = span_text(span)
-    return f" `{text}`" if text else ""
+    return f" `{text}`" if (text := span_text(span)) else ""
 
 
 def span_text(span: Span) -> str:
