@@ -30,11 +30,11 @@ from sbp.signatures import kernel_named, traits_of
 from sbp.source.reader import annotated_text, annotation_span, shorten, users_span
 from sbp.trace.graph import (
     CONTROL_FLOW,
-    Entry,
     Graph,
     Node,
     Operand,
     group_by,
+    reached,
     trips_of,
 )
 from sbp.types import NdSbp
@@ -426,26 +426,20 @@ class InputUses:
 
     def root(self, operand: Operand) -> int | None:
         """The input of the program that a value is, rearranged, cast, or read in a loop."""
-        return self.origin(operand)[0]
+        *_, last = reached([operand], self.before)
+        return self.names.inputs.get(last)
 
-    def origin(self, operand: Operand) -> tuple[int | None, list[tuple[Node, Entry]]]:
-        """The same, with the regions that it enters on its way."""
-        entered = list[tuple[Node, Entry]]()
-        while isinstance(operand, int) and operand not in self.names.inputs:
-            node, fed = self.names.makers.get(operand), self.names.entries.get(operand)
-            if fed is not None and fed[1].kind == "carry":
-                return None, entered
-            if fed is not None:
-                entered.append(fed)
-            if around := self.names.within(operand):
-                operand = around[0]
-            elif node is not None and _passes(node):
-                single = len(node.outputs) == 1
-                number = _moved_operand(node) if single else node.outputs.index(operand)
-                operand = node.inputs[number]
-            else:
-                return None, entered
-        return self.names.inputs[operand] if isinstance(operand, int) else None, entered
+    def before(self, operand: Operand) -> list[Operand]:
+        """The value that a value is, rearranged, cast, or read in a loop; none for an input of the
+        program, for a carry of a loop, and for what an operation computes."""
+        node, around = self.names.maker(operand), self.names.within(operand)
+        is_carry = operand in self.names.entries and len(around) > 1  # also what the body returns
+        if is_carry or operand in self.names.inputs:
+            return []
+        if around or node is None or not _passes(node):
+            return around[:1]
+        many = len(node.outputs) > 1  # a barrier, whose results are its operands
+        return [node.inputs[node.outputs.index(operand) if many else _moved_operand(node)]]
 
     def _weights(self, node: Node) -> list[Weight]:
         """Which operand of a product is a weight: an input that the update reads too; without an
@@ -661,7 +655,8 @@ class _Reading:
             if one.kind == "permute" and self.program.mesh.names[k] in one.mesh_axes
             for node in one.regions
         }
-        _, entered = self.uses.origin(weight)
+        entries, way = self.uses.names.entries, reached([weight], self.uses.before)
+        entered = (entries[v] for v in way if isinstance(v, int) and v in entries)
         return any(node.id in loops and entry.kind == "constant" for node, entry in entered)
 
     def _tokens(self, k: int) -> bool:
