@@ -483,10 +483,15 @@ def plain(value: Any) -> Any:
             def operand(v: Any) -> Any:
                 return plain(v.val) if hasattr(v, "val") else known.setdefault(id(v), len(known))
 
-            steps: list[Any] = []
-            for eqn in opened.eqns:
-                ins, outs = ([*map(operand, side)] for side in (eqn.invars, eqn.outvars))
-                steps.append([eqn.primitive.name, plain(eqn.params), ins, outs])
+            # Operands are numbered as they come: of each step its inputs, then its outputs.
+            steps = [
+                [
+                    eqn.primitive.name,
+                    plain(eqn.params),
+                    *([*map(operand, side)] for side in (eqn.invars, eqn.outvars)),
+                ]
+                for eqn in opened.eqns
+            ]
             avals = [f"{a.dtype}{a.shape}" for a in _jax.avals_in(value)]
             return [steps, [*map(operand, opened.outvars)], avals]
         case _ if is_dataclass(value) and not isinstance(value, type):
