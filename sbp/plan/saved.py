@@ -22,7 +22,7 @@ import numpy as np
 
 from sbp import _jax
 from sbp.errors import SbpError, SbpInternalError, Span, refused
-from sbp.infer.request import Demand, Recomputation, Request
+from sbp.infer.request import Recomputation, Request
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Code, decode, encode
 from sbp.infer.typing import Typing, certify, typing_fields
@@ -84,7 +84,14 @@ class SavedPlan:
     @classmethod
     def of(cls, program: Program) -> "SavedPlan":
         """A plan as a file has it."""
-        first, figures = program.before or program, _figures(program)
+        first, last = program.before or program, program.typing
+        figures = {
+            "seconds": first.typing.seconds,
+            "lower_bound": last.lower_bound,
+            "bounds_reuse": last.bounds_reuse,
+            "memory_prices": program.memory_prices,
+            "faster": program.faster and asdict(program.faster),
+        }
         choices = map(first.typing.choice, program.request.flow.decisions)
         removed = tuple(map(_key, program.removed))
         return cls(
@@ -258,6 +265,11 @@ class SavedPlan:
 
 def _made_for(request: Request) -> dict[str, str]:
     """What a plan depends on besides its program, as texts."""
+    demand = request.demand
+    padded = [
+        *(f"input {i}" for i in sorted(demand.padded_inputs)),
+        *(f"output {o}" for o in sorted(demand.padded_outputs)),
+    ]
     return {
         "version of sbp": VERSION,
         "version of JAX": jax.__version__,
@@ -268,26 +280,8 @@ def _made_for(request: Request) -> dict[str, str]:
         "reduce_dtype": str(request.reduce_dtype),
         "memory_limit": str(request.memory_limit),
         "remat": request.remat,
-        "values held padded": _padded_positions(request.demand),
+        "values held padded": ", ".join(padded) or "none",
         "donated inputs": ", ".join(request.graph.input_names[i] for i in request.donated),
-    }
-
-
-def _padded_positions(demand: Demand) -> str:
-    """Which arguments and results are held padded."""
-    inputs, outputs = sorted(demand.padded_inputs), sorted(demand.padded_outputs)
-    return ", ".join([*(f"input {i}" for i in inputs), *(f"output {o}" for o in outputs)]) or "none"
-
-
-def _figures(program: Program) -> dict[str, Any]:
-    """The figures of a plan as the file has them."""
-    first, last = (program.before or program).typing, program.typing
-    return {
-        "seconds": first.seconds,
-        "lower_bound": last.lower_bound,
-        "bounds_reuse": last.bounds_reuse,
-        "memory_prices": program.memory_prices,
-        "faster": program.faster and asdict(program.faster),
     }
 
 
