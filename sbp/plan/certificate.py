@@ -153,7 +153,7 @@ class ProgramWriter:
             made: dict[str, Any] = {"run": number, "in": ins, "out": outs}
             if kernels := sorted({*instruction.row.kernels} - {"local"}):
                 made["kernels"] = kernels
-            if sent := bytes_sent(Block(inputs=(), instructions=(instruction,), outputs=())):
+            if sent := bytes_sent(instruction):
                 made["bytes"] = sent
             return made
         bodies = [self.block(block) for block in instruction.blocks]

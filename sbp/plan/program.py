@@ -235,7 +235,7 @@ def resolve(typing: Typing) -> Program:
         typing=typing,
         block=block,
         cost=Cost(
-            bytes_per_device=bytes_sent(block),
+            bytes_per_device=sum(map(bytes_sent, block.instructions), 0.0),
             seconds=typing.seconds - typing.saved_seconds,
             peak_memory_bytes=held,
             host_memory_bytes=in_host,
@@ -244,19 +244,16 @@ def resolve(typing: Typing) -> Program:
     )
 
 
-def bytes_sent(block: Block) -> float:
-    """Bytes one device sends when a block runs once, with loop trips counted. Of the branches of a
-    `cond`, the one that sends most counts."""
-    total = 0.0
-    for instruction in block.instructions:
-        match instruction:
-            case Loop(node=node, blocks=blocks):
-                total += amount(node, [bytes_sent(block) for block in blocks])
-            case Apply(node=node) if node.op == SHARD_MAP:
-                total += handwritten_bytes(node.params["body"], mesh_sizes(node))
-            case Apply() | Box():
-                total += instruction.bytes_sent
-    return total
+def bytes_sent(instruction: Instruction) -> float:
+    """Bytes one device sends when an instruction runs once, with loop trips counted. Of the
+    branches of a `cond`, the one that sends most counts."""
+    match instruction:
+        case Loop(node=node, blocks=blocks):
+            return amount(node, [sum(map(bytes_sent, b.instructions), 0.0) for b in blocks])
+        case Apply(node=node) if node.op == SHARD_MAP:
+            return handwritten_bytes(node.params["body"], mesh_sizes(node))
+        case Apply() | Box():
+            return instruction.bytes_sent
 
 
 # ---- text ---------------------------------------------------------------------------------------
