@@ -198,7 +198,14 @@ class Program:
         )
 
     def __str__(self) -> str:
-        return "\n".join(plan_lines(self))
+        # Each operation, each step of a conversion and each region has its own line. Registers are
+        # numbered in the order of their definition. A converted value keeps its number and gets one
+        # prime for each conversion: `%3'`.
+        axes = "".join(f"{name}={size} " for name, size in self.mesh.axes)
+        sent = _figure(float(self.cost.bytes_per_device))
+        body = _Writer(self.mesh, self.graph).body(self.block, "  ", self.graph.input_names)
+        head = f"plan {axes}boxing={self.request.boxing} {sent} B per device {{"
+        return "\n".join([head, *body, "}"])
 
     def boxes(self) -> Iterator[PlannedBox]:
         """All conversions in program order, with their trips."""
@@ -332,20 +339,6 @@ def constant_text(constant: Constant) -> str:
         if isinstance(value, bool | int | float):
             return f"{value!r}:{shape[:-2]}"
     return f"const:{shape}"
-
-
-def plan_lines(program: Program) -> Iterator[str]:
-    """The lines of a plan. Each operation, each step of a conversion and each region has its own.
-
-    Registers are numbered in the order of their definition. A converted value keeps its number and
-    gets one prime for each conversion: `%3'`.
-    """
-    axes = "".join(f"{name}={size} " for name, size in program.mesh.axes)
-    sent = _figure(float(program.cost.bytes_per_device))
-    yield f"plan {axes}boxing={program.request.boxing} {sent} B per device {{"
-    writer = _Writer(program.mesh, program.graph)
-    yield from writer.body(program.block, "  ", program.graph.input_names)
-    yield "}"
 
 
 def _figure(value: float) -> str:
