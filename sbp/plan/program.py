@@ -568,13 +568,9 @@ class Phases:
         return node, phase
 
     def _first(self, node: Node) -> Phase:
-        first = node
-        while first.op in CONTROL_FLOW:
-            inner = next((n for region in first.regions for n in region.nodes), None)
-            if inner is None:
-                return self.of[node.id]
-            first = inner
-        return self.of[first.id]
+        regions = node.regions if node.op in CONTROL_FLOW else ()
+        inner = next((n for region in regions for n in region.nodes), None)
+        return self.of[node.id] if inner is None else self._first(inner)
 
     def _visit(self, graph: Graph, late: Set[int]) -> None:
         """Finds the passes of a graph's nodes, the last one first: what only the update reads, such
