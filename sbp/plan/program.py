@@ -12,7 +12,7 @@ from sbp.annotations import annotate_p
 from sbp.errors import ArgumentTypeError, Span, position_text
 from sbp.infer.cost import late_values, step_sends, step_stages
 from sbp.infer.request import Request
-from sbp.infer.space import Codes, Step, WideSum, decode, local_shape, to_type
+from sbp.infer.space import Codes, Step, decode, local_shape, to_type
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import (
@@ -267,16 +267,6 @@ def bytes_sent(instruction: Instruction) -> float:
 # The text of a plan.
 
 
-def wide_text(how: WideSum) -> str:
-    """How a sum for which the user chose a wider dtype is taken.
-
-    >>> wide_text(WideSum("float32", 0)), wide_text(WideSum("float32", None))
-    ('float32 along dim 0', 'native: no dim for float32')
-    """
-    native = f"native: no dim for {how.dtype}"
-    return native if how.dim is None else f"{how.dtype} along dim {how.dim}"
-
-
 def change_text(step: Step, stages: Sequence[int] = ()) -> str:
     """The atoms before and after a step of a conversion, such as `P(sum) -> S(0)`, and how it sums
     where the user chose a wider dtype or where it runs in several stages.
@@ -294,8 +284,13 @@ def change_text(step: Step, stages: Sequence[int] = ()) -> str:
 
 def _ways(step: Step, stages: Sequence[int]) -> list[str]:
     """How a step runs, where that is not as usual: a reduce-scatter in several stages is `in stages
-    of 2 and 4`."""
-    wide = [wide_text(step.wide)] if step.wide else []
+    of 2 and 4`, and a sum in a wider dtype is `float32 along dim 0`, or `native: no dim for
+    float32`."""
+    wide = [
+        f"native: no dim for {how.dtype}" if how.dim is None else f"{how.dtype} along dim {how.dim}"
+        for how in (step.wide,)
+        if how
+    ]
     return [*wide, f"in stages of {' and '.join(map(str, stages))}"] if stages else wide
 
 
