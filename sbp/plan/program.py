@@ -158,8 +158,7 @@ class Program:
         """The plan as that of a request with budgets; None where they forbid one of its
         collectives."""
         request = replace(self.request, budgets=request.budgets)  # it may recompute
-        is_over = next(over_budget(self.block, request), None) is not None
-        return None if is_over else self.with_typing(request=request)
+        return None if any(over_budget(self.block, request)) else self.with_typing(request=request)
 
     @property
     def fits(self) -> bool:
@@ -236,8 +235,6 @@ def resolve(typing: Typing) -> Program:
     verify(block)
     verify_budgets(block, typing.graph_request)
     held, fullest = DeviceMemory(typing, in_host=False).fullest(block)
-    any_in_host = any(map(_jax.in_host, typing.graph.avals.values()))
-    in_host = DeviceMemory(typing, in_host=True).fullest(block)[0] if any_in_host else 0.0
     return Program(
         typing=typing,
         block=block,
@@ -245,7 +242,9 @@ def resolve(typing: Typing) -> Program:
             bytes_per_device=sum(map(bytes_sent, block.instructions), 0.0),
             seconds=typing.seconds - typing.saved_seconds,
             peak_memory_bytes=held,
-            host_memory_bytes=in_host,
+            host_memory_bytes=DeviceMemory(typing, in_host=True).fullest(block)[0]
+            if any(map(_jax.in_host, typing.graph.avals.values()))
+            else 0.0,
         ),
         fullest=fullest,
     )
@@ -328,12 +327,11 @@ def shape_text(aval: Any, codes: Codes | None = None, sizes: Sequence[int] = ())
 
 def constant_text(constant: Constant) -> str:
     """A constant as an operand: the value of a scalar, the shape of an array."""
-    shape = shape_text(constant.aval)
-    if not constant.aval.shape and not _jax.is_extended(constant.aval.dtype):
-        value = np.asarray(constant.value).item()
-        if isinstance(value, bool | int | float):
-            return f"{value!r}:{shape[:-2]}"
-    return f"const:{shape}"
+    aval, shape = constant.aval, shape_text(constant.aval)
+    is_plain = not aval.shape and not _jax.is_extended(aval.dtype)
+    value = np.asarray(constant.value).item() if is_plain else None
+    known = isinstance(value, bool | int | float)
+    return f"{value!r}:{shape[:-2]}" if known else f"const:{shape}"
 
 
 def _figure(value: float) -> str:
@@ -550,16 +548,13 @@ class Phases:
         """
         if not isinstance(instruction, Box):
             return instruction.node, self._first(instruction.node)
-        maker, reduces = (
-            instruction.maker,
-            _reduces(instruction.source.codes, instruction.target.codes),
-        )
+        maker, source, target = instruction.maker, instruction.source, instruction.target
         node = instruction.reader or maker or next(reversed(around), None)
-        if node is None:
-            return None, "forward"
-        phase = self._first(node)
-        if reduces and phase == "update" and maker is not None and _has_gradient(maker):
-            return maker, "backward"
+        phase: Phase = "forward" if node is None else self._first(node)
+        if phase == "update" and maker is not None and _reduces(source.codes, target.codes):
+            of_maker = [maker, *(n for region in maker.regions for n in region.walk())]
+            if any(n.backward for n in of_maker):
+                return maker, "backward"
         return node, phase
 
     def _first(self, node: Node) -> Phase:
@@ -582,10 +577,6 @@ class Phases:
                     self.of.update((inner.id, phase) for inner in region.walk())
             for operand in node.inputs:
                 readers.setdefault(operand, set()).add(phase)
-
-
-def _has_gradient(node: Node) -> bool:
-    return node.backward or any(n.backward for region in node.regions for n in region.walk())
 
 
 def _reduces(before: Codes, after: Codes) -> bool:
