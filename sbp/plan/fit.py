@@ -186,15 +186,11 @@ class PlanSearch:
           free: the cheapest plan without a price.
           fuller: a plan. What is live at its fullest moment is charged from now on.
         """
-        found = self.at_full(price, fuller)
-        if found is None:
-            return None
+        found, typing = self.at_full(price, fuller), free.typing
         # A bound on seconds with a price of memory bounds only typings that take no more memory.
         # The bound without a price holds for all typings.
-        typing = free.typing
-        return _best(
-            found.with_typing(lower_bound=typing.lower_bound, bounds_reuse=typing.bounds_reuse)
-        )
+        bounds = {"lower_bound": typing.lower_bound, "bounds_reuse": typing.bounds_reuse}
+        return _best(found and found.with_typing(**bounds))
 
 
 # ---- reuse --------------------------------------------------------------------------------------
@@ -251,8 +247,7 @@ def _best(*programs: Program | None) -> Program | None:
     made = [without_repeats(p, room) for p in known]
     best = min(made, key=room.order)
     fastest = min(made, key=lambda p: (not p.fits, p.cost.seconds))
-    slower = best.cost.seconds > fastest.cost.seconds
-    return replace(best, faster=fastest.cost) if slower else best
+    return replace(best, faster=fastest.cost) if best.cost.seconds > fastest.cost.seconds else best
 
 
 def without_repeats(program: Program, room: Room) -> Program:
