@@ -230,12 +230,10 @@ def room_of(programs: Sequence[Program]) -> Room:
     Arguments:
       programs: plans of one request that reuse nothing.
     """
-    first, least = programs[0], min(p.cost.peak_memory_bytes for p in programs)
-    limit = first.request.memory_limit
-    if limit is not None:
-        return Room(least=least, most=limit, free=0.0, worth=0.0)
-    whole = first.mesh.hardware.hbm_bytes
-    return Room(least=least, most=whole, free=FREE * whole, worth=WORTH)
+    least = min(p.cost.peak_memory_bytes for p in programs)
+    limit, whole = programs[0].request.memory_limit, programs[0].mesh.hardware.hbm_bytes
+    most, free, worth = (whole, FREE * whole, WORTH) if limit is None else (limit, 0.0, 0.0)
+    return Room(least=least, most=most, free=free, worth=worth)
 
 
 def _best(*programs: Program | None) -> Program | None:
