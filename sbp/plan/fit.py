@@ -444,9 +444,9 @@ class _Segments:
         self.graph, self.how = graph, how
         self.ids = itertools.count(max((n.id for n in graph.walk()), default=0) + 1)
         self.makers = {v: i for i, n in enumerate(graph.nodes) for v in n.outputs}
-        self.first_use = dict[Operand, int]()  # in the backward pass
-        for i, node in reversed([*enumerate(graph.nodes)]):
-            self.first_use |= dict.fromkeys(node.inputs, i) if node.backward else {}
+        numbered = reversed([*enumerate(graph.nodes)])
+        # In the backward pass: of several readers the first one counts.
+        self.first_use = {o: i for i, node in numbered if node.backward for o in node.inputs}
         last, ends = last_forward_reads(graph), (*how.ends, len(graph.nodes) + 1)
         # What goes from one segment to the next is there.
         self.kept = {
@@ -590,20 +590,17 @@ def _cuts(
 
 def last_forward_reads(graph: Graph) -> dict[Operand, int]:
     """The position of the last node of the forward pass that reads a value."""
-    last = dict[Operand, int]()
-    for i, node in enumerate(graph.nodes):
-        last |= {} if node.backward else dict.fromkeys(node.inputs, i)
-    return last
+    numbered = enumerate(graph.nodes)
+    return {o: i for i, node in numbered if not node.backward for o in node.inputs}
 
 
 def live_peak(graph: Graph, sizes: Mapping[int, float]) -> float:
     """The largest sum of the bytes of values that are live at one node; arguments do not count."""
-    root, last = dict[Any, Any](), dict[Any, int]()
-    for i, node in enumerate(graph.nodes):
-        last |= {root.get(o, o): i for o in node.inputs}
-        if node.is_barrier:
-            root |= {v: root.get(o, o) for v, o in zip(node.outputs, node.inputs, strict=True)}
-    last |= {root.get(o, o): len(graph.nodes) for o in graph.outputs}
+    root = dict[Any, Any]()
+    for node in (node for node in graph.nodes if node.is_barrier):
+        root |= {v: root.get(o, o) for v, o in zip(node.outputs, node.inputs, strict=True)}
+    reads = [*(node.inputs for node in graph.nodes), graph.outputs]
+    last = {root.get(o, o): i for i, read in enumerate(reads) for o in read}
     change = np.zeros(len(graph.nodes) + 2)
     for i, node in enumerate(graph.nodes):
         for v in () if node.is_barrier else node.outputs:
