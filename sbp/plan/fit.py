@@ -10,7 +10,6 @@ import functools
 import itertools
 import math
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +28,16 @@ from sbp.plan.program import Program, resolve
 from sbp.plan.saving import repeated_values, repeats, save
 from sbp.signatures import traits_of
 from sbp.trace.collectives import SHARD_MAP
-from sbp.trace.graph import BARRIER, LOOPS, Graph, Node, Operand, collecting_less, reached
+from sbp.trace.graph import (
+    BARRIER,
+    LOOPS,
+    Graph,
+    Node,
+    Operand,
+    collecting_less,
+    group_by,
+    reached,
+)
 from sbp.trace.scopes import REMATTED
 
 WORTH = 0.4
@@ -455,16 +463,15 @@ class _Segments:
         self.originals, self.entering = dict[int, int](), set[int]()
 
     def graph_with_copies(self) -> Graph:
-        again = defaultdict[int, list[tuple[list[int], list[int]]]](list)
+        segments = itertools.starmap(self._segment, itertools.pairwise((0, *self.how.ends)))
+        again = group_by(segments, lambda segment: segment[0])
         nodes, instead = list[Node](), dict[Operand, Operand]()
-        for start, end in itertools.pairwise((0, *self.how.ends)):
-            first, needed, entering = self._segment(start, end)
-            again[first].append((needed, entering))
+        of_gradients = {v for n in self.graph.nodes if n.backward for v in n.outputs}
         for i, node in enumerate(self.graph.nodes):
-            for needed, entering in again[i]:
+            for _, needed, entering in again.get(i, ()):
                 self.entering |= {*entering}
                 # With a gradient in the barrier, the segment does not run before it is there.
-                late = [o for o in node.inputs if isinstance(o, int) and self._is_gradient(o)]
+                late = [o for o in node.inputs if isinstance(o, int) and o in of_gradients]
                 held = dict.fromkeys((*entering, *late))
                 barrier = replace(node, op=BARRIER, primitive=None, params={}, regions=(), title="")
                 ins = tuple(instead.get(o, o) if o in late else o for o in held)
@@ -479,9 +486,6 @@ class _Segments:
                 node = replace(node, inputs=tuple(instead.get(o, o) for o in node.inputs))
             nodes.append(node)
         return replace(self.graph, nodes=tuple(nodes))
-
-    def _is_gradient(self, value: int) -> bool:
-        return value in self.makers and self.graph.nodes[self.makers[value]].backward
 
     def _segment(self, start: int, end: int) -> tuple[int, list[int], list[int]]:
         """Of a segment, the node before which it runs again; the positions of what then runs; and
@@ -513,8 +517,8 @@ class _Segments:
         self, nodes: list[Node], like: Node, inputs: tuple[Operand, ...], values: Sequence[int]
     ) -> dict[int, int]:
         """Appends a node that makes values again; returns the new ones."""
-        scope = f"transpose(jvp())/{REMATTED}/{REMATTED}"
-        scope += "" if like.backward else f"/{like.scope}"
+        own = "" if like.backward else f"/{like.scope}"
+        scope = f"transpose(jvp())/{REMATTED}/{REMATTED}{own}"
         new = {v: self.graph.new_value(self.graph.avals[v]) for v in values}
         self.originals |= {copy: self.originals.get(v, v) for v, copy in new.items()}
         outputs = tuple(new.values())
