@@ -216,11 +216,14 @@ class _Lowering:
 
     def space(self, value: int, types: Collection[Codes]) -> TypeSpace:
         """The type space of a value, with the given types among its types."""
-        aval, request = self.typing.graph.avals[value], self.request
-        forced, monoids = all_needs_of(types)
-        monoids |= request.native.get(value, EMPTY)
-        how, kept = request.reduction(value), request.kept(types)
-        return request.spaces.of(aval, monoids, forced, how, kept)
+        request, (forced, monoids) = self.request, all_needs_of(types)
+        return request.spaces.of(
+            self.typing.graph.avals[value],
+            monoids | request.native.get(value, EMPTY),
+            forced,
+            request.reduction(value),
+            request.kept(types),
+        )
 
     def block(self, graph: Graph, returned: tuple[Codes, ...], owner: Node | None = None) -> Block:
         """A graph as instructions.
