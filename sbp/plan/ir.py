@@ -336,15 +336,13 @@ class _Lowering:
         orders += [(extra, *order) for extra in sorted(between) for order in orders]
         best: tuple[float, dict[Codes, Codes]] | None = None
         for order in orders:
-            there, cost, parents = [made], 0.0, {}
+            cost, parents = 0.0, dict[Codes, Codes]()  # in the order of the conversions
             for t in order:
-                price, parent = min(
-                    (self.price(space, (s, t), parents, reads.get(t)), i)
-                    for i, s in enumerate(there)
+                price, _, parents[t] = min(
+                    (self.price(space, (s, t), parents, reads.get(t)), i, s)
+                    for i, s in enumerate((made, *parents))
                 )
                 cost += price
-                parents[t] = there[parent]
-                there.append(t)
             if best is None or cost < best[0] - 1e-18:
                 best = cost, parents
         assert best is not None
