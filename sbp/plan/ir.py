@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from sbp.annotations import annotate_p
 from sbp.infer.cost import row_sends
 from sbp.infer.rows import EMPTY, NdRow
@@ -357,14 +359,10 @@ class _Lowering:
     ) -> float:
         """Seconds of a conversion; infinite if some of the rules forbid it or a conversion before
         it."""
-        first, second = ends
-        found = 0.0
-        for each in rules or (space.unlimited,):
-            seconds, source = space.seconds(each), first
-            found = max(found, float(seconds[space.index[first], space.index[second]]))
-            while source in parents and not each.unlimited:
-                before = parents[source]
-                if math.isinf(seconds[space.index[before], space.index[source]]):
-                    return math.inf
-                source = before
-        return found
+        chain = [*ends[::-1]]
+        while chain[-1] in parents:
+            chain.append(parents[chain[-1]])
+        after, before = ([space.index[t] for t in part] for part in (chain[:-1], chain[1:]))
+        # For each of the rules, the seconds of the conversion, then of those before it.
+        every = [space.seconds(each)[before, after] for each in rules or (space.unlimited,)]
+        return max(float(costs[0]) if np.isfinite(costs).all() else math.inf for costs in every)
