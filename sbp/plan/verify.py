@@ -71,11 +71,6 @@ def verify(block: Block) -> None:
             raise _fail(f"register {source} is read before it is written", node)
         return source.codes
 
-    def write(register: Register, node: Node | None) -> None:
-        if register in written:
-            raise _fail(f"register {register} is written twice", node)
-        written.add(register)
-
     for instruction in block.instructions:
         match instruction:
             case Apply(node=node, row=row, ins=ins, outs=outs):
@@ -94,15 +89,15 @@ def verify(block: Block) -> None:
                     here = step.target
                 if here != target.codes or source.value != target.value:
                     raise _fail(f"box ends in {here}, not in {target}", reader)
-                write(target, reader)
-                continue
             case Loop(node=node, ins=ins, outs=outs, blocks=blocks):
                 types = tuple(read(s, node) for s in ins)
                 _verify_region(node, types, tuple(r.codes for r in outs), blocks)
                 for inner in blocks:
                     verify(inner)
         for register in instruction.outs:
-            write(register, None)
+            if register in written:
+                raise _fail(f"register {register} is written twice", None)
+            written.add(register)
     for source in block.outputs:
         read(source, None)
 
