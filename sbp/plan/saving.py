@@ -342,7 +342,7 @@ class _Saving:
         self.values, self.rows = dict(typing.values), dict(typing.rows)
         self.returned = dict(typing.region_outputs)
         self.next = itertools.count(max(self.avals) + 1)
-        self.stacked: dict[tuple[int, int, Codes], int] = {}
+        self.stacked: dict[tuple[int | None, int, Codes], int] = {}
         # Of several equal values the first one is read.
         self.here = {r.value: r.first for r in reversed(chosen) if r.loop is None}
         self.kept = {r.value: r.codes for r in chosen}
@@ -366,12 +366,9 @@ class _Saving:
             if top and node.op == SCAN:
                 node = self.scan(node)
             nodes.append(node)
-        graph = replace(graph, nodes=tuple(nodes), avals=self.avals)
-        if top and not instead:
-            return graph
-        # Operations with effects stay.
-        read = without_unread(graph.nodes, set(graph.outputs), lambda node: not _acts(node))
-        return replace(graph, nodes=tuple(read))
+        if instead or not top:  # operations with effects stay
+            nodes = without_unread(nodes, set(graph.outputs), lambda node: not _acts(node))
+        return replace(graph, nodes=tuple(nodes), avals=self.avals)
 
     def redirect(
         self, node: Node, operand: Operand, codes: Codes, instead: dict[int, int]
@@ -406,10 +403,8 @@ class _Saving:
         row, returned = self.rows[node.id], self.returned[node.id, 0]
         instead: dict[int, int] = {}
         for r in self.chosen:
-            if r.first_loop == node.id:
-                key = (node.id, r.first, r.codes)
-                if key in self.stacked:
-                    continue
+            key = r.first_loop, r.first, r.codes
+            if r.first_loop == node.id and key not in self.stacked:
                 aval = self.avals[r.first]
                 whole = self.stacked[key] = next(self.next)
                 self.avals[whole] = _jax.empty_aval(
@@ -424,12 +419,9 @@ class _Saving:
                 returned = (*returned, r.codes)
             elif r.loop == node.id and r.value not in instead:
                 value = next(self.next)
-                assert r.first_loop is not None
                 self.avals[value] = self.avals[r.first]
                 self.values[value] = r.codes
-                node = replace(
-                    node, inputs=(*node.inputs, self.stacked[r.first_loop, r.first, r.codes])
-                )
+                node = replace(node, inputs=(*node.inputs, self.stacked[key]))
                 body = replace(body, inputs=(*body.inputs, value))
                 row = NdRow((*row.ins, stack(r.codes)), row.outs, row.kernels)
                 instead[r.value] = value
