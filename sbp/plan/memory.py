@@ -193,15 +193,15 @@ class DeviceMemory:
         sizes: dict[Register, float] = {}
         for at, instruction in enumerate(block.instructions):
             ending = [s for s in ends.get(at, ()) if s in sizes]
-            for register in early.get(at, ()):
-                sizes[register] = 0.0 if top and register in kept else self.size(register)
-                live += sizes[register]
-            for n, register in enumerate(instruction.outs):
-                is_read = register in last or register in kept
-                if register not in stored or register in sizes or not is_read:
-                    continue
+            entering: list[tuple[Register, list[Source]]] = [(r, []) for r in early.get(at, ())]
+            entering += [
+                (r, self.in_place(instruction, n, ending))
+                for n, r in enumerate(instruction.outs)
+                if r in stored and r not in sizes and (r in last or r in kept)
+            ]
+            for register, sources in entering:
                 bytes_ = 0.0 if top and register in kept else self.size(register)
-                for source in self.in_place(instruction, n, ending):
+                for source in sources:
                     if source in ending and sizes[source] == bytes_:
                         ending.remove(source)
                         live -= sizes.pop(source)
