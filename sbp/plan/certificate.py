@@ -201,11 +201,9 @@ class _CertifiedProblem(Problem):
         cheapest one beside it."""
         fixed = CostGraph(list(self.costs.unary), self.costs.pairs, self.costs.places)
         for number, decision in enumerate(self.request.flow.decisions):
-            options = self.rows.get(number) or self.types[number]
-            choice: Any = self.typing.choice(decision)
-            state = options.index(choice)
-            costs = fixed.unary[number]
-            fixed.unary[number] = np.where(np.arange(len(costs)) == state, costs, np.inf)
+            options, own = self.rows.get(number) or self.types[number], self.typing.choice(decision)
+            is_own = np.array([option == own for option in options], dtype=bool)
+            fixed.add_unary(number, np.where(is_own, 0.0, np.inf))
         found = solve(fixed)
         assert found is not None, "the typing of a plan has a finite cost"
         return found.states
@@ -233,17 +231,16 @@ def costs(program: Program, writer: ProgramWriter) -> dict[str, Any] | None:
         made[end.variable].append((writer.value(value), end.column))
     types, lists, tables = dict[Any, int](), dict[Any, int](), dict[Any, int]()
     variables: list[Any] = []
+    decided = [_decided(d, writer, made[number]) for number, d in enumerate(flow.decisions)]
     for number, unary in enumerate(graph.unary):
-        of: dict[str, Any] = {}
-        if number < len(flow.decisions):
-            of = _decided(flow.decisions[number], writer, made[number])
         rows = problem.rows.get(number)
         options = (
             [(*r.ins, *r.outs) for r in rows] if rows else [(t,) for t in problem.types[number]]
         )
         listed = tuple(tuple(_number(types, t) for t in columns) for columns in options)
         numbered = {"states": _number(lists, listed), "seconds": _number(tables, _key(unary))}
-        variables.append({**of, **numbered, "chosen": states[number]})
+        own = decided[number] if number < len(decided) else {}
+        variables.append({**own, **numbered, "chosen": states[number]})
     pairs = [[a, b, _number(tables, _key(table))] for (a, b), table in graph.pairs.items()]
     seconds = np.unique([x for _, data in tables for x in np.unique(np.frombuffer(data))])
     return {
