@@ -5,7 +5,7 @@ import functools
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from sbp.infer.cost import (
     reduced_together,
 )
 from sbp.infer.flow import Flow, Sums, chosen_sums, flow_of, is_rounding_cast, rounding_casts, wide
-from sbp.infer.rows import EMPTY, AxisRow, NdRow, PartialRow, RowTable, worth_having
+from sbp.infer.rows import EMPTY, AxisRow, NdRow, RowTable, worth_having
 from sbp.infer.space import Codes, Kept, Reduction, Spaces, kept_codes, local_bytes
 from sbp.limits import POLICIES, Ban, Budget, Policy, Remat, Rules, policies_in
 from sbp.machine.mesh import MeshSpec
@@ -118,15 +118,15 @@ def native_partials(
         queued.discard(number)
         decision = flow.decisions[number]
         # An output whose type is tied to an input does not make the input partial.
-        given = [
+        given = tuple(
             native.get(e.operand, EMPTY)
             if isinstance(e.operand, int) and e.kind != "output"
             else EMPTY
             for e in into[number]
-        ]
-        if decision.kind == "row":
-            node = decision.node
-            assert node is not None
+        )
+        found: dict[int, frozenset[str]] = defaultdict(frozenset)
+        node = decision.node
+        if decision.kind == "row" and node is not None:
             ins = [graph.aval(o) for o in node.inputs]
             outs = [graph.avals[o] for o in node.outputs]
             rows = (
@@ -134,9 +134,12 @@ def native_partials(
                 for k in (every if node.op in REGION_OPS else positions.values())
                 for row in table.partial_rows(node, node.id in rounding, ins, outs, k)
             )
-            found = _native_of_rows(node, rows, given)
+            for row_ins, yields in rows:
+                if worth_having(row_ins, given):
+                    for result, monoid in yields:
+                        found[node.outputs[result]] |= monoid
         else:
-            found = {v: _pinned_partial(decision.node).union(*given) for v in decision.makes}
+            found |= {v: _pinned_partial(node).union(*given) for v in decision.makes}
         for value, monoids in found.items():
             old = native.get(value, EMPTY)
             if not monoids <= old:
@@ -153,24 +156,6 @@ def _pinned_partial(node: Node | None) -> frozenset[str]:
     return frozenset(
         a.monoid for a in (pin.type if pin else {}).values() if isinstance(a, Unreduced)
     )
-
-
-def _native_of_rows(
-    node: Node, rows: Iterable[PartialRow], given: Sequence[frozenset[str]]
-) -> dict[int, frozenset[str]]:
-    """For each result of a node, the monoids under which rows yield it partial.
-
-    Arguments:
-      node: the node.
-      rows: its rows with a partial result, of all mesh axes.
-      given: for each operand, the monoids under which it can be partial.
-    """
-    found: dict[int, frozenset[str]] = defaultdict(frozenset)
-    for ins, yields in rows:
-        if worth_having(ins, tuple(given)):
-            for result, monoid in yields:
-                found[node.outputs[result]] |= monoid
-    return found
 
 
 # ---- completeness -------------------------------------------------------------------------------
