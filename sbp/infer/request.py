@@ -254,13 +254,6 @@ class Demand:
         """For each output without a type of its own that has the type of an input, the input."""
         return {output: i for output, i in self.tied if self.outputs[output] is None}
 
-    def partial_inputs(self, graph: Graph) -> dict[int, frozenset[str]]:
-        """The monoids of the program's inputs that are pinned partial."""
-        return {
-            value: frozenset(MONOIDS[-1 - c] for c in wanted or () if c is not None and c < 0)
-            for value, wanted in zip(graph.inputs, self.inputs, strict=True)
-        }
-
 
 JOINT_AXES = 3
 """Most mesh axes of more than one device on which all rows of a node are enumerated together."""
@@ -272,26 +265,22 @@ class RequestCaches:
 
     `table(mesh, communicates=..)` has the rows of nodes on a mesh, with or without rows whose
     kernels have collectives, and `spaces(mesh)` the types of shapes with the prices of their
-    conversions. `row_costs` has the rows that a cheapest typing may need, with their seconds.
+    conversions. `row_costs` has the rows that a cheapest typing may need, with their seconds, and
+    `rows` the rows of the nodes of each request.
     """
 
     def __init__(self) -> None:
         self.table = functools.cache(RowTable)
         self.spaces = functools.cache(Spaces)
         self.row_costs: dict[Any, Any] = {}
-        self._rows: list[dict[Any, tuple[NdRow, ...]]] = []
-
-    def rows_by_node(self) -> dict[Any, tuple[NdRow, ...]]:
-        """An empty dict for the rows of one request's nodes."""
-        self._rows.append({})
-        return self._rows[-1]
+        self.rows: list[dict[Any, tuple[NdRow, ...]]] = []
 
     def clear(self) -> None:
         """Frees their memory. Later requests compute them anew."""
         self.table.cache_clear()
         self.spaces.cache_clear()
         self.row_costs.clear()
-        for rows in self._rows:
+        for rows in self.rows:
             rows.clear()
 
 
@@ -414,7 +403,10 @@ class Request:
         return self._native(self.rounding)
 
     def _native(self, rounding: frozenset[int]) -> Mapping[int, frozenset[str]]:
-        seeds = self.demand.partial_inputs(self.graph)
+        seeds = {
+            value: frozenset(MONOIDS[-1 - c] for c in codes or () if c is not None and c < 0)
+            for value, codes in zip(self.graph.inputs, self.demand.inputs, strict=True)
+        }
         return native_partials(self.flow, self.table, seeds, rounding)
 
     def rows_of(self, node: Node, wanted: tuple[AxisRow | None, ...] = ()) -> tuple[NdRow, ...]:
@@ -474,7 +466,8 @@ class Request:
     @functools.cached_property
     def _rows(self) -> dict[Any, tuple[NdRow, ...]]:
         """The rows of nodes by their ids: to find them in the table compares shapes."""
-        return self.caches.rows_by_node()
+        self.caches.rows.append({})
+        return self.caches.rows[-1]
 
     @functools.cached_property
     def sums(self) -> Sums:
