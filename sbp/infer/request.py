@@ -354,15 +354,11 @@ class Request:
         passes = any(b.where in ("forward", "backward") for b in self.budgets)
         return late_values(self.graph) if passes else frozenset()
 
-    @functools.cached_property
-    def communicates(self) -> bool:
-        """Whether kernels with collectives are allowed anywhere in the program."""
-        return any("auto" in policies for policies in self._policies)
-
     @property
     def table(self) -> RowTable:
-        """The rows of the program's nodes."""
-        return self.caches.table(self.mesh, communicates=self.communicates)
+        """The rows of the program's nodes. Kernels with collectives are among them if the policies
+        allow these anywhere in the program."""
+        return self.caches.table(self.mesh, communicates=any("auto" in p for p in self._policies))
 
     @property
     def spaces(self) -> Spaces:
