@@ -56,7 +56,7 @@ def waited_shares(graph: Graph, flow: Flow, asked: Asked, mesh: MeshSpec) -> Map
     """
     if not mesh.hardware.fast_memory_bytes:
         return {}
-    read, idle, taken = set[int](), 0.0, 0.0
+    read, idle, taken, rate = set[int](), 0.0, 0.0, mesh.hardware.hbm_bytes_per_second
     for decision in flow.decisions:
         node = decision.node
         if decision.kind != "row" or node is None or traits_of(node.op).flops is None:
@@ -64,7 +64,9 @@ def waited_shares(graph: Graph, flow: Flow, asked: Asked, mesh: MeshSpec) -> Map
         idle += decision.weight * _idle_seconds(graph, node, mesh)
         for operand in {o for o in node.inputs if isinstance(o, int) and o in asked}:
             read.add(operand)
-            taken += decision.weight * _read_seconds(graph, operand, asked[operand] or (), mesh)
+            codes = zip(asked[operand] or (), mesh.sizes, strict=False)
+            parts = math.prod(n for c, n in codes if c is not None and c > 0)
+            taken += decision.weight * (local_bytes(graph.avals[operand], (), ()) / parts / rate)
     return dict.fromkeys(sorted(read), max(0.0, 1.0 - idle / taken) if taken else 1.0)
 
 
@@ -75,12 +77,6 @@ def _idle_seconds(graph: Graph, node: Node, mesh: MeshSpec) -> float:
     shapes, hardware = [a.shape for a in ins], mesh.hardware
     seconds = product_seconds(graph, node, shapes, [a.shape for a in outs], hardware)
     return max(0.0, seconds - traffic / hardware.hbm_bytes_per_second) / math.prod(mesh.sizes)
-
-
-def _read_seconds(graph: Graph, value: int, codes: tuple[int | None, ...], mesh: MeshSpec) -> float:
-    """Seconds in which a device reads its part of an argument."""
-    parts = math.prod(n for c, n in zip(codes, mesh.sizes, strict=False) if c is not None and c > 0)
-    return local_bytes(graph.avals[value], (), ()) / parts / mesh.hardware.hbm_bytes_per_second
 
 
 # ---- partial values -----------------------------------------------------------------------------
@@ -249,11 +245,6 @@ class Demand:
         """Whether the "input" or "output" at a position is held padded."""
         return position in (self.padded_inputs if kind == "input" else self.padded_outputs)
 
-    @property
-    def ties(self) -> dict[int, int]:
-        """For each output without a type of its own that has the type of an input, the input."""
-        return {output: i for output, i in self.tied if self.outputs[output] is None}
-
 
 JOINT_AXES = 3
 """Most mesh axes of more than one device on which all rows of a node are enumerated together."""
@@ -367,8 +358,10 @@ class Request:
 
     @functools.cached_property
     def flow(self) -> Flow:
-        """The program's decisions and the edges between them."""
-        flow = flow_of(self.graph, self.demand.ties)
+        """The program's decisions and the edges between them. An output without a type of its own
+        that is tied to an input has the type of this input."""
+        demand = self.demand
+        flow = flow_of(self.graph, {o: i for o, i in demand.tied if demand.outputs[o] is None})
         check_complete(flow)
         return flow
 
