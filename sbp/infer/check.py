@@ -304,12 +304,9 @@ def refutation(request: Request) -> str:
     system = next(s for s in checker.systems if s.mesh_axis == found.mesh_axis)
     used = {end.variable for pin in found.pins for end in pin.fixed}
     used |= {end.variable for c in found.equations for end in (c.source, c.because.end)}
-    # Literals of constraints outside of the core stay free.
-    others = tuple(
-        c for c in system.constraints if not isinstance(c, ReadConstraint | PinConstraint)
-    )
-    pins = tuple(c for c in system.constraints if isinstance(c, PinConstraint))
-    names = [f"(declare-const {c.name} Bool)" for c in (*pins, *others) if c not in found.core]
+    # Literals of pins, policy and budgets outside of the core stay free.
+    free = [c for c in system.constraints if not isinstance(c, ReadConstraint)]
+    names = [f"(declare-const {c.name} Bool)" for c in free if c not in found.core]
     lines = [
         f"; No types on mesh axis `{found.mesh_axis}` satisfy all named assertions.",
         "(set-option :produce-unsat-cores true)",
