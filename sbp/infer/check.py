@@ -145,26 +145,17 @@ class _Axis:
         self.system, self.unanswered = system, 0
         self.by_name = {c.name: c for c in system.constraints}
         self.pins = {c.name for c in system.constraints if isinstance(c, PinConstraint)}
-        self._context = z3.Context()
-        self._bool = z3.BoolSort(self._context)
+        context = self._context = z3.Context()
+        self._literal = functools.cache(functools.partial(_literal, z3.BoolSort(context), context))
         self._solver = z3.SolverFor("QF_FD", ctx=self._context)
         self._solver.from_string("\n".join(_text(system, system.constraints)))
         self._solver.set("rlimit", rlimit)
-        self._literals: dict[str, Any] = {}
-
-    def literal(self, name: str) -> Any:
-        if name not in self._literals:
-            # `z3.Bool` would make the sort anew for each name.
-            symbol = z3.to_symbol(name, self._context)
-            constant = z3.Z3_mk_const(self._context.ref(), symbol, self._bool.ast)
-            self._literals[name] = z3.BoolRef(constant, self._context)
-        return self._literals[name]
 
     def check(self, names: Iterable[str]) -> tuple[Status, frozenset[str]]:
         """The status under the named literals, and the names of a core where it is `unsat`."""
         # `Solver.check` reads the sort of each literal, which takes ten times as long as the
         # answer.
-        literals = [self.literal(n).as_ast() for n in names]
+        literals = [self._literal(n).as_ast() for n in names]
         assumed = (z3.Ast * len(literals))(*literals)
         found = z3.CheckSatResult(
             z3.Z3_solver_check_assumptions(
@@ -269,6 +260,12 @@ class _Axis:
             if state[end.column] not in found and self.check(literals)[0] == "sat":
                 found.append(state[end.column])
         return tuple(found)
+
+
+def _literal(sort: Any, context: Any, name: str) -> Any:
+    """A Bool of Z3. `z3.Bool` would make the sort anew for each name."""
+    constant = z3.Z3_mk_const(context.ref(), z3.to_symbol(name, context), sort.ast)
+    return z3.BoolRef(constant, context)
 
 
 def _ends_in_region(found: CheckResult) -> bool:
