@@ -129,8 +129,7 @@ class Problem:
         self._options = options = Options(request, window)
         self._spaces = options.spaces
         for number, decision in enumerate(request.flow.decisions):
-            if decision.kind == "row":
-                assert decision.node is not None
+            if decision.kind == "row" and decision.node is not None:
                 self.rows[number], seconds = self._priced_rows(decision.node, decision.in_loop)
                 self.costs.variable(decision.weight * seconds)
             else:
@@ -456,9 +455,12 @@ def choose(
             best = joint.solve(cutoff)
     bound, stale = best.bound if best else 0.0, 0
     for free in itertools.cycle(some):
-        if best is None or stale >= len(some) or bound > cutoff:
-            break
-        if best.cost - bound <= NEAR * best.cost:
+        if (
+            best is None
+            or stale >= len(some)
+            or bound > cutoff
+            or best.cost - bound <= NEAR * best.cost
+        ):
             break
         found = problem(Window(free, best.typing)).solve(bound=bound)
         improves = found is not None and found.cost < best.cost * (1 - WORTHWHILE)
