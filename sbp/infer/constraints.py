@@ -394,8 +394,7 @@ class _SystemBuilder:
                 site = self.site(decision)
         pinned = (site.codes[self.position] if site else None) or 0
         codes = self.atoms(decision.aval, decision.monoids(self.native), pinned)
-        if decision.kind == "annotation" and site is None:
-            assert decision.node is not None
+        if decision.kind == "annotation" and decision.node is not None and site is None:
             pin: Pin | None = decision.node.params["pin"]
             codes = tuple(c for c in codes if pin is None or c - 1 not in pin.whole)
         if decision.at_boundary and not self.request.demand.is_padded(
@@ -413,12 +412,13 @@ class _SystemBuilder:
           monoids: the monoids under which it may be partial.
           pinned: the pinned code; 0 for none.
         """
-        codes = [
+        codes = (
             0,
             *(1 + d for d, size in enumerate(aval.shape) if size >= self.n or pinned == 1 + d),
-        ]
-        codes += [-1 - MONOIDS.index(m) for m in sorted(monoids)]
-        return (*codes, pinned) if pinned < 0 and pinned not in codes else tuple(codes)
+            *(-1 - MONOIDS.index(m) for m in sorted(monoids)),
+            min(pinned, 0),
+        )
+        return tuple(dict.fromkeys(codes))
 
     def projection(self, node: Node, in_loop: bool) -> tuple[tuple[Code, ...], ...]:
         """The rows of a node on this axis, each as the codes of its operands and results."""
