@@ -562,14 +562,15 @@ def chosen_sums(flow: Flow, reduce_dtype: str | None, carried: Carried) -> Sums:
       that a value reaches, the dtype that holds the values of all counts.
     """
     graph = flow.graph
-    reals = [v for v, aval in graph.avals.items() if is_real(aval.dtype)]
+    reals = (v for v, aval in graph.avals.items() if is_real(aval.dtype))
     found = dict.fromkeys(reals, reduce_dtype) if reduce_dtype is not None else {}
     choices: dict[str, list[int]] = defaultdict(list)
     for node in graph.walk():
-        if (choice := _choice(node)) is not None:
+        pin: Pin | None = node.params["pin"] if node.op == annotate_p.name else None
+        if pin is not None and pin.reduce_dtype is not None:
             # What a pin leaves partial is summed later: by a reader, or by `Partial.reduce`.
-            choices[choice] += [o for o in node.inputs if isinstance(o, int)]
-            choices[choice] += node.outputs if node.params["pin"].type.is_partial else ()
+            choices[pin.reduce_dtype] += [o for o in node.inputs if isinstance(o, int)]
+            choices[pin.reduce_dtype] += node.outputs if pin.type.is_partial else ()
     sources = _sources(flow, carried) if choices else {}
     own: dict[int, str] = {}
     for choice in sorted(choices):
@@ -594,12 +595,6 @@ def _reaching(graph: Graph, starts: Sequence[int], sources: Mapping[int, list[in
         return [v for v in values if is_real(graph.avals[v].dtype)]
 
     return set(reached(real(starts), lambda v: real(sources.get(v, []))))
-
-
-def _choice(node: Node) -> str | None:
-    """The `reduce_dtype` of an annotation; None for other nodes."""
-    pin: Pin | None = node.params["pin"] if node.op == annotate_p.name else None
-    return None if pin is None else pin.reduce_dtype
 
 
 def _sources(flow: Flow, carried: Carried) -> dict[int, list[int]]:
