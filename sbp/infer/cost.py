@@ -490,8 +490,7 @@ def exchanges(
         collective = mesh.collective(sent.kind, (position,))
         if kernel_named(row.kernels[position]).overlaps:
             started = STEP_LATENCIES * sent.rounds * collective.seconds
-            beside = sent.bytes * collective.seconds_per_byte
-            yield (position,), sent.kind, started, beside
+            yield (position,), sent.kind, started, sent.bytes * collective.seconds_per_byte
         else:
             yield (position,), sent.kind, collective.of(sent.bytes, sent.rounds), 0.0
 
@@ -510,11 +509,9 @@ def row_seconds(
       mesh: the mesh.
       shares: how much of what the operation reads and writes reaches memory.
     """
-    seconds, hidden = max(local_seconds(graph, node, row, mesh, shares)), 0.0
-    for *_, before, beside in exchanges(graph, node, row, mesh):
-        seconds += before
-        hidden = max(hidden, beside)
-    return max(seconds, hidden)
+    sent = [*exchanges(graph, node, row, mesh)]
+    own = max(local_seconds(graph, node, row, mesh, shares))
+    return max(sum((before for *_, before, _ in sent), own), *(beside for *_, beside in sent), 0.0)
 
 
 def undominated_rows(
