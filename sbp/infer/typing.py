@@ -258,12 +258,7 @@ def typing_fields(flow: Flow, choices: Sequence[Choice]) -> dict[str, Any]:
       choices: one for each decision.
     """
 
-    def at(end: End) -> Codes:
-        chosen = choices[end.variable]
-        if isinstance(chosen, NdRow):
-            return chosen.at(end.column)
-        return stack(chosen) if end.column else chosen
-
+    at = functools.partial(_type_at, choices)
     values = {value: at(end) for value, end in flow.makers.items()}
     rows = {
         d.node.id: chosen
@@ -287,6 +282,14 @@ def typing_fields(flow: Flow, choices: Sequence[Choice]) -> dict[str, Any]:
         },
         "outputs": tuple(at(e.end) for e in flow.edges if e.kind == "output"),
     }
+
+
+def _type_at(choices: Sequence[Choice], end: End) -> Codes:
+    """The type of an end under the choice of each decision."""
+    chosen = choices[end.variable]
+    if isinstance(chosen, NdRow):
+        return chosen.at(end.column)
+    return stack(chosen) if end.column else chosen
 
 
 # ---- certificate ---------------------------------------------------------------------------------
@@ -322,7 +325,7 @@ def certify(typing: Typing, systems: tuple[System, ...] | None = None) -> None:
             _certify_constraint(system, constraint, have)
     _certify_options(typing, request)
     if systems:
-        _certify_boxing(typing, systems, states)
+        _certify_boxing(typing, systems[0])
 
 
 def _certify_constraint(
@@ -376,40 +379,31 @@ def _certify_options(typing: Typing, request: Request) -> None:
             raise SbpInternalError(f"the chosen typing gives {what}{where} {given}")
 
 
-def _certify_boxing(
-    typing: Typing, systems: tuple[System, ...], states: list[list[tuple[Code, ...] | None]]
-) -> None:
+def _certify_boxing(typing: Typing, system: System) -> None:
     """Checks each conversion over all mesh axes together: a step may split or join a dim on one
     axis only while no inner axis splits the same dim.
 
     Arguments:
       typing: the typing.
-      systems: its constraints, by mesh axis.
-      states: for each system the state of each variable.
+      system: its constraints on the first mesh axis, with all conversions.
 
     Raises:
       SbpInternalError: names the first conversion that has no path.
     """
-    spaces = typing.request.spaces
-    seen: dict[tuple[Any, ...], bool] = {}
-    reads = ([c for c in s.constraints if isinstance(c, ReadConstraint)] for s in systems)
-    for parallel in zip(*reads, strict=True):
-        first = parallel[0]
-        if first.rules.unlimited or first.unless:
-            continue
-        source, target = [0] * len(typing.mesh.sizes), [0] * len(typing.mesh.sizes)
-        for constraint, system, have in zip(parallel, systems, states, strict=True):
-            source[system.position] = _code(have, constraint.source) or 0
-            target[system.position] = _code(have, constraint.because.end) or 0
-        aval = typing.graph.avals[first.value]
-        key = (aval.shape, tuple(source), tuple(target), first.rules)
-        if source != target and key not in seen:
-            forced, monoids = all_needs_of(key[1:3])
-            space = spaces.of(aval, monoids, forced, kept=typing.request.kept(key[1:3]))
-            at = space.index[key[1]], space.index[key[2]]
-            seen[key] = bool(space.seconds(first.rules)[at] < INFINITE)
-        if not seen.get(key, True):
-            raise _violation(systems[0], first, f"made as {source}, read as {target}")
+    request, seen = typing.request, dict[tuple[Any, ...], bool]()
+    choices = [typing.choice(decision) for decision in typing.graph_request.flow.decisions]
+    for read in system.constraints:
+        if isinstance(read, ReadConstraint) and not (read.rules.unlimited or read.unless):
+            source, target = ends = [_type_at(choices, e) for e in (read.source, read.because.end)]
+            aval = typing.graph.avals[read.value]
+            key = (aval.shape, source, target, read.rules)
+            if source != target and key not in seen:
+                forced, monoids = all_needs_of(ends)
+                space = request.spaces.of(aval, monoids, forced, kept=request.kept(ends))
+                at = space.index[source], space.index[target]
+                seen[key] = bool(space.seconds(read.rules)[at] < INFINITE)
+            if not seen.get(key, True):
+                raise _violation(system, read, f"made as {[*source]}, read as {[*target]}")
 
 
 def _state_of(
