@@ -122,10 +122,8 @@ def lowering_function(primitive: Primitive, platform: str | None) -> Callable[..
     if getattr(rule, "__code__", None) is not _LOWERED:
         return None
     inner = inspect.getclosurevars(rule).nonlocals
-    function = inner["fun"]
-    if inner["multiple_results"]:
-        return function
-    return lambda *args, **params: [function(*args, **params)]
+    function, many = inner["fun"], inner["multiple_results"]
+    return function if many else lambda *args, **params: [function(*args, **params)]
 
 
 class OwnPrimitive(Primitive):
@@ -345,8 +343,9 @@ def with_weak_type(x: Any, weak_type: bool) -> Any:
 def is_ordered_debug(params: dict[str, Any]) -> bool:
     """Whether an equation has the parameters of an ordered `jax.debug.print` or
     `jax.debug.callback`."""
-    has_effect = params.get("effect") is debugging.ordered_debug_effect
-    return has_effect or ("fmt" in params and bool(params.get("ordered")))
+    return params.get("effect") is debugging.ordered_debug_effect or (
+        "fmt" in params and bool(params.get("ordered"))
+    )
 
 
 def is_extended(dtype: Any) -> bool:
@@ -404,11 +403,15 @@ def avals_in(jaxpr: Any) -> list[Any]:
     return [v.aval for v in opened.invars] + [v.aval for eqn in opened.eqns for v in eqn.outvars]
 
 
-def without_elements(shape: Sequence[int], dtype: Any) -> Any:
-    """An array of a shape that has no elements."""
-    if is_extended(dtype):
-        return wrap_key(jnp.zeros((*shape, *key_shape(dtype)), jnp.uint32), dtype)
-    return jnp.zeros(shape, dtype)
+def without_elements(shape: Sequence[int], aval: Any) -> Any:
+    """An array of a shape that has no elements, with the dtype and in the memory of an aval."""
+    dtype = aval.dtype
+    x = (
+        wrap_key(jnp.zeros((*shape, *key_shape(dtype)), jnp.uint32), dtype)
+        if is_extended(dtype)
+        else jnp.zeros(shape, dtype)
+    )
+    return jax.device_put(x, space_of(True)) if in_host(aval) else x
 
 
 # ---- settings -----------------------------------------------------------------------------------
@@ -581,8 +584,7 @@ def needs_jit() -> bool:
     """Whether JAX's configuration asks for work that calls of `jax.jit` do, and calls of what is
     compiled ahead do not: finding the operation that made a NaN or an infinity, and compiling again
     with a profile."""
-    asked = (config.debug_nans, config.debug_infs, config.enable_pgle)
-    return any(option.value for option in asked)
+    return any(o.value for o in (config.debug_nans, config.debug_infs, config.enable_pgle))
 
 
 check_callable = api_util.check_callable

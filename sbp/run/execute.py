@@ -205,7 +205,7 @@ class Executable:
         def body(*shards: Any) -> tuple[Any, ...]:
             given = dict(zip(passed, shards, strict=True))
             args = [
-                _without_elements(avals[i], interpreter.local(avals[i].shape, c))
+                _jax.without_elements(interpreter.local(avals[i].shape, c), avals[i])
                 if i not in given
                 else given[i].reshape(given[i].shape[_partials(c) :])
                 if _partials(c)
@@ -339,12 +339,6 @@ def is_simulated(mesh: Mesh | AbstractMesh) -> bool:
         and mesh.devices.flat[0].platform == "cpu"
         and jax.__version_info__ < (0, 12)
     )
-
-
-def _without_elements(aval: Any, local: Sequence[int]) -> Any:
-    """A shard of a value without elements, in the memory of the value."""
-    x = _jax.without_elements(local, aval.dtype)
-    return jax.device_put(x, _jax.space_of(True)) if _jax.in_host(aval) else x
 
 
 def _partials(codes: Codes) -> int:
