@@ -400,12 +400,6 @@ def _to_bfloat16(graph: Graph, node: Node) -> bool:
     )
 
 
-def rounded_to_bfloat16(x: Any) -> Any:
-    """The nearest numbers that bfloat16 has, in float32."""
-    info = jnp.finfo(jnp.bfloat16)
-    return lax.reduce_precision(x, info.nexp, info.nmant)
-
-
 # ---- instructions -------------------------------------------------------------------------------
 
 
@@ -511,8 +505,9 @@ class Interpreter:
             match instruction:
                 case Apply():
                     results = list(args)
-                    if not kept.isdisjoint(instruction.outs):
-                        results = [rounded_to_bfloat16(x) for x in results]
+                    if not kept.isdisjoint(instruction.outs):  # the nearest that bfloat16 has
+                        info = jnp.finfo(jnp.bfloat16)
+                        results = [lax.reduce_precision(x, info.nexp, info.nmant) for x in results]
                     # A late cast passes its operand on, and what is looked up in it is cast.
                     if late.isdisjoint(instruction.outs):
                         results = self.apply(instruction, results)
@@ -545,20 +540,13 @@ class Interpreter:
 
     def constant(self, source: ConstantRegister) -> Any:
         """A constant in the type of a register. Each device slices or masks its own copy."""
-        aval = source.constant.aval
-        value = source.constant.value
+        aval, value, codes = source.constant.aval, source.constant.value, source.codes
         x = value if _jax.is_extended(aval.dtype) else jnp.asarray(value, aval.dtype)
-        here: Codes = (0,) * len(source.codes)
-        for position, code in enumerate(source.codes):
+        for k, code in enumerate(codes):
             if code != 0:
-                target = (*here[:position], code, *here[position + 1 :])
-                x = run_step(
-                    x,
-                    aval.shape,
-                    Step("slice" if code > 0 else "mask", (position,), here, target, 0.0, 0.0),
-                    self.mesh,
-                )
-                here = target
+                here, target = ((*codes[:n], *(0 for _ in codes[n:])) for n in (k, k + 1))
+                step = Step("slice" if code > 0 else "mask", (k,), here, target, 0.0, 0.0)
+                x = run_step(x, aval.shape, step, self.mesh)
         return jax.device_put(x, _jax.space_of(True)) if _jax.in_host(aval) else x
 
     def local(self, shape: Sequence[int], codes: Codes) -> tuple[int, ...]:
