@@ -484,12 +484,9 @@ def difference(written: Mapping[int, Mapping[str, Sequence[str]]]) -> str:
     """
     first, *_ = written.values()
     for part in [*first, *(p for other in written.values() for p in other if p not in first)]:
-        groups: dict[str, list[int]] = {}
-        texts: dict[str, str] = {}
-        for process, parts in written.items():
-            digest, text = parts.get(part, ("", "absent"))
-            groups.setdefault(digest, []).append(process)
-            texts[digest] = text
+        own = [(p, *parts.get(part, ("", "absent"))) for p, parts in written.items()]
+        texts = {digest: text for _, digest, text in own}
+        groups = {d: [p for p, digest, _ in own if digest == d] for d in texts}
         if len(groups) == 1:
             continue
         if all(texts.values()):
