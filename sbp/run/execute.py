@@ -321,14 +321,15 @@ class Executable:
         """Waits until at most one execution is in flight (simulated CPU devices only)."""
         while self._in_flight is not None and len(self._in_flight) >= 2:
             # A later call may have taken an output by donation; that call waits for it.
+            # It may take an output on some devices only: shards of which the user has a NumPy view
+            # are copied instead, and `is_deleted` looks at the first one only.
             arrays = (x for x in self._in_flight.popleft() if isinstance(x, jax.Array))
-            jax.block_until_ready(next((x for x in arrays if not _is_taken(x)), None))
-
-
-def _is_taken(x: jax.Array) -> bool:
-    """Whether a donation took an array, on some devices at least: shards of which the user has a
-    NumPy view are copied instead, and `is_deleted` looks at the first one only."""
-    return x.is_deleted() or any(shard.data.is_deleted() for shard in x.addressable_shards)
+            there = (
+                x
+                for x in arrays
+                if not (x.is_deleted() or any(s.data.is_deleted() for s in x.addressable_shards))
+            )
+            jax.block_until_ready(next(there, None))
 
 
 def is_simulated(mesh: Mesh | AbstractMesh) -> bool:
@@ -424,7 +425,7 @@ def agree(name: str, parts: Mapping[str, Described], processes: Sequence[int]) -
         found = _verdict(store, number, group)
         store.write(f"{number}/verdict", found)
         if number > 1 and not found:  # all have read the verdict before this one
-            store.delete(f"{number - 1}/")
+            client.key_value_delete(f"{store.folder}/{number - 1}/")
     else:
         # The first process waits for the others, and writes its verdict after that.
         store.end += WAIT_SECONDS / 10
@@ -433,8 +434,10 @@ def agree(name: str, parts: Mapping[str, Described], processes: Sequence[int]) -
             store.write(f"{number}/{jax.process_index()}", None)  # for the first, when it comes
             found = _absent([group[0]])
     if found:
-        title = f"all processes must call {name} with the same mesh, options and arguments"
-        raise SbpError(f"{title}; {found}", code="processes-differ")
+        raise SbpError(
+            f"all processes must call {name} with the same mesh, options and arguments; {found}",
+            code="processes-differ",
+        )
 
 
 class _Store:
@@ -460,10 +463,6 @@ class _Store:
             return json.loads(self.client.blocking_key_value_get(f"{self.folder}/{key}", left))
         except jax.errors.JaxRuntimeError:  # in time: the deadline was exceeded
             return None
-
-    def delete(self, key: str) -> None:
-        """Deletes a key, or a folder whose name ends with a slash."""
-        self.client.key_value_delete(f"{self.folder}/{key}")
 
 
 def _verdict(store: _Store, number: int, group: Sequence[int]) -> str:
@@ -585,8 +584,23 @@ class JointRun:
             each = zip(flat, self._names, self._wanted, strict=True)
             for position, (x, name, want) in enumerate(each):
                 held = isinstance(x, jax.Array | jax.ShapeDtypeStruct)
-                if not (held or position in whole or want is None) and np.ndim(x):
-                    _refuse_split(name, want, self._mesh)
+                # A NumPy array could be the whole or this process's part.
+                if (
+                    not (held or position in whole or want is None)
+                    and np.ndim(x)
+                    and (
+                        want.is_partial
+                        or any(isinstance(want[a], Split) and self._mesh.shape[a] > 1 for a in want)
+                    )
+                ):
+                    raise refused(
+                        f"input {name} is pinned {want!r} and is a NumPy array; with several"
+                        " processes, sbp cannot tell whether it is the whole array or this"
+                        " process's part. Pass the result of plan.place(..), which takes either, or"
+                        " of jax.make_array_from_process_local_data(sharding, part) with the"
+                        " sharding from plan.in_shardings",
+                        ValueError,
+                    )
         if not self._agreed:
             agree(self._executable.name, self._describe(flat), self._processes)
             self._agreed = True
@@ -609,21 +623,3 @@ class JointRun:
             if here and not isinstance(x, jax.ShapeDtypeStruct):
                 parts[f"argument {name}"] = values_digest(_jax.words(x)), ""
         return parts
-
-
-def _refuse_split(name: str, want: NdSbp, mesh: Mesh) -> None:
-    """Refuses what is no JAX array where the user pinned it split: it could be the whole or this
-    process's part.
-
-    Raises:
-      SbpError: `bad-argument`, a ValueError too.
-    """
-    if want.is_partial or any(isinstance(want[a], Split) and mesh.shape[a] > 1 for a in want):
-        raise refused(
-            f"input {name} is pinned {want!r} and is a NumPy array; with several processes, sbp"
-            " cannot tell whether it is the whole array or this process's part. Pass the result of"
-            " plan.place(..), which takes either, or of"
-            " jax.make_array_from_process_local_data(sharding, part) with the sharding from"
-            " plan.in_shardings",
-            ValueError,
-        )
