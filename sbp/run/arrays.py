@@ -302,15 +302,15 @@ class Padding:
     @property
     def padded_shape(self) -> tuple[int, ...]:
         """The shape of all buffers together."""
-        sizes = zip(self.block_shape, self.counts, strict=True)
-        return tuple(block * math.prod(counts) for block, counts in sizes)
+        return tuple(n * math.prod(c) for n, c in zip(self.block_shape, self.counts, strict=True))
 
     def _lengths(self, dim: int) -> list[int]:
         """The length of a dim, and that of its blocks after each axis."""
-        blocks = itertools.accumulate(
-            self.counts[dim], lambda length, n: -(-length // n), initial=self.shape[dim]
+        return list(
+            itertools.accumulate(
+                self.counts[dim], lambda length, n: -(-length // n), initial=self.shape[dim]
+            )
         )
-        return list(blocks)
 
     def ranges(self, dim: int) -> list[tuple[int, int]]:
         """The elements of each block of a dim, from start to stop."""
@@ -384,8 +384,7 @@ def of_process(x: Any, padding: Padding, sharding: NamedSharding, name: str) -> 
         """The buffer of one device: its block of each dim; a dim that is not split is one block."""
         picked = host
         for dim, where in enumerate(index):
-            block = (where.start or 0) // max(sizes[dim], 1)
-            at = blocks[dim].index(block)
+            at = blocks[dim].index((where.start or 0) // max(sizes[dim], 1))
             ends = list(itertools.accumulate((b - a for a, b in ranges[dim]), initial=0))
             picked = picked[(slice(None),) * dim + (slice(ends[at], ends[at + 1]),)]
         missing = [(0, size - n) for size, n in zip(sizes, picked.shape, strict=True)]
