@@ -56,10 +56,7 @@ class CostGraph:
             self.add_unary(a, np.diagonal(costs))
             return
         key, table = ((a, b), costs) if a < b else ((b, a), costs.T)
-        if key in self.pairs:
-            self.pairs[key] = self.pairs[key] + table
-        else:
-            self.pairs[key] = table
+        self.pairs[key] = self.pairs[key] + table if key in self.pairs else table
 
     def cost_of(self, states: Sequence[int]) -> float:
         """The total cost of a state for each variable."""
@@ -205,10 +202,9 @@ class Core:
             changed: set[int] = set() if alive.all() else self.keep(v, alive)
             if len(self.unary[v]) == 1 or len(self.near[v]) <= 2:
                 changed |= self._solve_away(v)
-            for w in sorted(changed - queued, reverse=True):
-                if w in self.unary:
-                    queued.add(w)
-                    pending.append(w)
+            for w in sorted((changed - queued) & self.unary.keys(), reverse=True):
+                queued.add(w)
+                pending.append(w)
 
     def keep(self, v: int, alive: np.ndarray) -> set[int]:
         """Drops states of a variable.

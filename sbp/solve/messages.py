@@ -50,7 +50,6 @@ class MessageBatch:
       sender, receiver: the positions of both in the order of the layout; the former within the
         level.
       sent, received: the rows of the messages to and from the receivers.
-      numbers: 0, 1, .., a number for each message.
     """
 
     tables: np.ndarray
@@ -58,7 +57,6 @@ class MessageBatch:
     receiver: np.ndarray
     sent: np.ndarray
     received: np.ndarray
-    numbers: np.ndarray
 
     def send(self, scaled: np.ndarray, messages: np.ndarray, room: np.ndarray) -> np.ndarray:
         """The messages, not normalised: an array [message, receiver's state].
@@ -77,7 +75,7 @@ class MessageBatch:
     def rows(self, states: np.ndarray) -> np.ndarray:
         """The costs of each sender's states with a state for each variable: an array [message,
         sender's state]."""
-        return self.tables[:, self.numbers, states[self.receiver]].T
+        return self.tables[:, np.arange(len(self.receiver)), states[self.receiver]].T
 
 
 _Sized = tuple[int, int, int, int]
@@ -271,7 +269,6 @@ class _Passing:
                 np.array(receivers),
                 np.array([self.row[pair] for pair in names]),
                 np.array([self.row[w, v] for v, w in names]),
-                np.arange(len(group)),
             )
 
     def resume(self, start: Bounded, core: Core) -> None:

@@ -191,9 +191,7 @@ class _Elimination:
         Returns:
           The variable, and the variables that share a table with it.
         """
-        for v in left:
-            if v not in self.leads:
-                self.leads[v] = self.lead_of(v)
+        self.leads |= {v: self.lead_of(v) for v in left if v not in self.leads}
         v = min(left, key=lambda v: (-self.leads[v][0], v))
         state = self.leads[v][1]
         scope = self.scope_of(v)
