@@ -68,25 +68,23 @@ def split_rows(op: Op, m: FactorMap) -> list[Row]:
       op: the equation.
       m: the factors of its operands and results.
     """
-    sizes: dict[str, int] = {}
-    for dims, aval in zip((*m.ins, *m.outs), (*op.ins, *op.outs), strict=True):
-        for factor, size in zip(dims, aval.shape, strict=True):
-            if factor is not None:
-                sizes.setdefault(factor, size)
+    sizes = {
+        factor: size
+        for dims, aval in zip((*m.ins, *m.outs), (*op.ins, *op.outs), strict=True)
+        for factor, size in zip(dims, aval.shape, strict=True)
+        if factor is not None
+    }
     rows: list[Row] = []
     for factor, size in sizes.items():
-        ins = [factor_atom(dims, factor) for dims in m.ins]
-        on_operand = any(factor in dims for dims in m.ins)
-        missing = [factor not in dims for dims in m.outs]
-        if on_operand and any(missing):
-            is_partial = all(missing) and m.contract in admissible(op.outs[0].dtype)
+        ins, outs = ([factor_atom(dims, factor) for dims in side] for side in (m.ins, m.outs))
+        if B in outs and any(atom != B for atom in ins):
+            is_partial = set(outs) == {B} and m.contract in admissible(op.outs[0].dtype)
             if m.contract is None or not is_partial or not (m.masks_padding or op.divides(size)):
                 continue
-            for position in m.accumulate:
-                ins[position] = Unreduced(m.contract)
-            rows.append(Row(tuple(ins), (Unreduced(m.contract),) * len(m.outs)))
-        else:
-            rows.append(Row(tuple(ins), tuple(factor_atom(dims, factor) for dims in m.outs)))
+            part = Unreduced(m.contract)
+            ins = [part if k in m.accumulate else atom for k, atom in enumerate(ins)]
+            outs = [part] * len(outs)
+        rows.append(Row(tuple(ins), tuple(outs)))
     return rows
 
 
