@@ -123,9 +123,13 @@ def rows_without(op: Op, dims: Collection[int], contract: str | None = None) -> 
     """
     factors = dim_factors(len(op.ins[0].shape))
     kept = tuple(factor for d, factor in enumerate(factors) if d not in dims)
-    ins = tuple(factors if a.shape else () for a in op.ins)
-    outs = (kept,) * len(op.outs)
-    return split_rows(op, FactorMap(ins=ins, outs=outs, contract=contract, masks_padding=True))
+    m = FactorMap(
+        ins=tuple(factors if a.shape else () for a in op.ins),
+        outs=(kept,) * len(op.outs),
+        contract=contract,
+        masks_padding=True,
+    )
+    return split_rows(op, m)
 
 
 def admissible(dtype: np.dtype) -> tuple[str, ...]:
@@ -158,8 +162,7 @@ def monoid_refusal(dtype: Any, atom: Atom, mesh_axis: str) -> str:
 def owned_monoid(dtype: Any) -> str | None:
     """The monoid under which the value on one device and zeros on the others are parts of the
     value; None if the dtype has no such monoid."""
-    monoids = admissible(dtype)
-    return "sum" if "sum" in monoids else "or" if "or" in monoids else None
+    return next((monoid for monoid in ("sum", "or") if monoid in admissible(dtype)), None)
 
 
 def monoid_rows(op: Op, *monoids: str, positions: Sequence[int] | None = None) -> list[Row]:
