@@ -192,16 +192,6 @@ def moved_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:
     return monoid_rows(op, *admissible(op.outs[0].dtype), positions=positions)
 
 
-def linear_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:
-    """The row in which operands are partial sums together: f(a + b) = f(a) + f(b).
-
-    Arguments:
-      op: the equation.
-      positions: the operands in which the operator is linear; None for all.
-    """
-    return monoid_rows(op, "sum", positions=positions)
-
-
 def keeps_sums(source: Any, target: Any) -> bool:
     """Whether the sum of partial operands has the same meaning in the dtype of a product.
 

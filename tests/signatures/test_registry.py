@@ -31,7 +31,7 @@ from sbp.signatures import (
     rule_for,
     traits_of,
 )
-from sbp.signatures.factors import linear_rows, rows_beside
+from sbp.signatures.factors import monoid_rows, rows_beside
 from sbp.signatures.rule import _RULES, FALLBACK, REFUSED, add_kernel, names, remove_rule, rule
 from sbp.sizes.scope import Size, holds_at
 from sbp.types import B, P, S
@@ -428,7 +428,7 @@ doubled = lambda x: doubled_p.bind(x)
 @contextmanager
 def with_rule(traits: Traits) -> Iterator[None]:
     """With the one registration."""
-    rule("test_doubled", traits=traits)(lambda op: [*rows_beside(op), *linear_rows(op)])
+    rule("test_doubled", traits=traits)(lambda op: [*rows_beside(op), *monoid_rows(op, "sum")])
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ from sbp import _jax
 from sbp.signatures.factors import (
     admissible,
     keeps_sums,
-    linear_rows,
+    monoid_rows,
     moved_rows,
     rows_beside,
 )
@@ -268,7 +268,7 @@ def partial_rows(op: Op) -> list[Row]:
             rows = moved_rows(op)
         case "convert_element_type" if op.rounds_parts and not keeps_sums(dtype, target):
             floats = all(jnp.issubdtype(d, np.inexact) for d in (dtype, target))
-            sums = linear_rows(op) if floats else []
+            sums = monoid_rows(op, "sum") if floats else []
             rows = [*(replace(row, kernel=ROUNDED_PARTS.name) for row in sums), *rows]
         case _:
             pass

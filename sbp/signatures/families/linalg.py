@@ -15,7 +15,6 @@ from sbp.signatures.factors import (
     admissible,
     factor_atom,
     keeps_sums,
-    linear_rows,
     monoid_rows,
     rows_beside,
     split_rows,
@@ -364,7 +363,7 @@ def _batched(op: Op) -> Sequence[Row]:
     ins[solved] = outs[0] = (*letters, None, "columns") if from_left else (*letters, "rows", None)
     return [
         *split_rows(op, FactorMap(ins=tuple(ins), outs=tuple(outs))),
-        *linear_rows(op, (solved,)),
+        *monoid_rows(op, "sum", positions=(solved,)),
     ]
 
 
@@ -395,4 +394,4 @@ def _fft(op: Op) -> Sequence[Row]:
     """Linear. The transformed dims are the last ones and do not split."""
     rank = len(op.ins[0].shape)
     transformed = range(rank - len(op.params["fft_lengths"]), rank)
-    return [*rows_beside(op, transformed), *linear_rows(op)]
+    return [*rows_beside(op, transformed), *monoid_rows(op, "sum")]

@@ -13,7 +13,6 @@ from jax import lax
 from sbp.signatures.factors import (
     FactorMap,
     admissible,
-    linear_rows,
     monoid_rows,
     moved_rows,
     rows_beside,
@@ -623,7 +622,7 @@ def _scatter_needs(op: Op, dim: int) -> Iterator[tuple[int, Need]]:
 def _select_and_scatter_add(op: Op) -> Sequence[Row]:
     """Adds each window's cotangent to the element that the window of the second operand chooses;
     linear in the cotangents, the first operand."""
-    return _sliding_rows(op, op.ins[1], op.ins[0], linear_rows(op, (0,)))
+    return _sliding_rows(op, op.ins[1], op.ins[0], monoid_rows(op, "sum", positions=(0,)))
 
 
 # With any pair of functions and an initial value: only dims along which windows do not slide
