@@ -44,15 +44,6 @@ class FactorMap:
     masks_padding: bool = False
 
 
-def dim_factors(rank: int) -> Dims:
-    """A factor for each dim of a tensor.
-
-    >>> dim_factors(3)
-    ('d0', 'd1', 'd2')
-    """
-    return tuple(f"d{d}" for d in range(rank))
-
-
 def factor_atom(dims: Dims, factor: str) -> Atom:
     """The atom of a tensor when a factor is split: S of the dim with the factor, B without one."""
     return Split(dims.index(factor)) if factor in dims else B
@@ -121,7 +112,7 @@ def rows_without(op: Op, dims: Collection[int], contract: str | None = None) -> 
       contract: the monoid by which the operator reduces these dims, where its kernel replaces
         padding; None where they have no row.
     """
-    factors = dim_factors(len(op.ins[0].shape))
+    factors = tuple(f"d{d}" for d in range(len(op.ins[0].shape)))
     kept = tuple(factor for d, factor in enumerate(factors) if d not in dims)
     m = FactorMap(
         ins=tuple(factors if a.shape else () for a in op.ins),

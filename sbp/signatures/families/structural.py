@@ -11,7 +11,6 @@ from jax import lax
 
 from sbp.signatures.factors import (
     FactorMap,
-    dim_factors,
     monoid_rows,
     moved_rows,
     owned_monoid,
@@ -535,7 +534,7 @@ _ARRANGES = Traits(
     local=bind_with,
 )
 def _transpose(op: Op) -> Sequence[Row]:
-    dims = dim_factors(len(op.ins[0].shape))
+    dims = tuple(f"d{d}" for d in range(len(op.ins[0].shape)))
     out = tuple(dims[i] for i in op.params["permutation"])
     return [*split_rows(op, FactorMap(ins=(dims,), outs=(out,))), *moved_rows(op)]
 
@@ -568,7 +567,7 @@ def _squeeze(op: Op) -> Sequence[Row]:
 
 @rule("stack", traits=Traits(moves=True, scales="together"), local=bind_with)
 def _stack(op: Op) -> Sequence[Row]:
-    dims = list(dim_factors(len(op.ins[0].shape)))
+    dims = [f"d{d}" for d in range(len(op.ins[0].shape))]
     out = [*dims[: op.params["axis"]], None, *dims[op.params["axis"] :]]
     return [
         *split_rows(op, FactorMap(ins=(tuple(dims),) * len(op.ins), outs=(tuple(out),))),
