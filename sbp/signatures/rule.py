@@ -3,7 +3,6 @@ the primitives without a rule.
 
 Importing `sbp.signatures.families` fills the registry."""
 
-import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -547,15 +546,17 @@ def rule(
                     f" {file}"
                 )
             known = traits if isinstance(traits, Traits) else traits(name)
-            all_rows = functools.partial(_with_all_b, rows)
-            add_rule(Rule(name=name, rows=all_rows, traits=known, **fields))
+            add_rule(
+                Rule(
+                    name=name,
+                    rows=lambda op: tuple(dict.fromkeys((all_b(op), *rows(op)))),
+                    traits=known,
+                    **fields,
+                )
+            )
         return rows
 
     return enter
-
-
-def _with_all_b(rows: Callable[[Op], Sequence[Row]], op: Op) -> tuple[Row, ...]:
-    return tuple(dict.fromkeys((all_b(op), *rows(op))))
 
 
 @takes("signatures.all_b", op=Kind("an Op", lambda x: isinstance(x, Op)))
