@@ -307,8 +307,9 @@ class LocalContext(ABC):
         A Python int, the size of the shard, where every split of the dim is even; otherwise a
         traced int32.
         """
-        size = self.global_ins[operand].shape[dim]
-        return shard_extent(size, self.in_axes(operand, dim), self.axis_index)
+        return shard_extent(
+            self.global_ins[operand].shape[dim], self.in_axes(operand, dim), self.axis_index
+        )
 
     def _offset(self, size: int, axes: Sequence[tuple[str, int]]) -> Any:
         start: Any = 0
@@ -475,8 +476,9 @@ def kernel_named(name: str) -> Kernel:
       SbpError: `unknown-option` if no kernel has this name.
     """
     if not isinstance(name, str) or name not in _KERNELS:
-        near = nearest(show(name), _KERNELS)
-        raise SbpError(f"no kernel is named {show(name)}{near}", code="unknown-option")
+        raise SbpError(
+            f"no kernel is named {show(name)}{nearest(show(name), _KERNELS)}", code="unknown-option"
+        )
     return _KERNELS[name]
 
 
@@ -675,8 +677,7 @@ REFUSED: dict[str, str] = {
 
 def is_known(name: str) -> bool:
     """Whether an operation has a rule by its own name, or is known to have none."""
-    found = rule_for(name)
-    return (found is not None and found.name == name) or name in FALLBACK or name in REFUSED
+    return name in _RULES or name in FALLBACK or name in REFUSED
 
 
 _TRAITS: dict[str, Traits] = {
