@@ -25,50 +25,6 @@ from sbp.types import Atom, B, Split
 Shape = Sequence[int]
 """The sizes of the dims of an array."""
 
-Carries = Literal["", "arranged", "copied", "rounded", "negated"]
-"""What an operator with one operand does to its elements; all of them are in the result.
-
-* `arranged`: the same elements in another shape or order;
-* `copied`: each element unchanged, in its place;
-* `rounded`: each element in its place, perhaps with fewer bits;
-* `negated`: each element in its place, with the opposite sign.
-"""
-
-Fusion = Literal["partly", "free", "inlined"]
-"""How XLA compiles an operator that is not a product, for the cost model.
-
-* `partly`: fused with its neighbours; a fraction of its traffic reaches memory;
-* `free`: fused into its consumers nearly always; nearly none of its traffic reaches memory;
-* `inlined`: as `free`, and each consumer computes the result, which is never stored.
-"""
-
-Scaling = Literal["", "together", "each", "ratio", "power", "root", "compared", "never"]
-"""How the results of a function f change when its operands are multiplied by a constant c.
-
-* `together`: f(c x, c y) = c f(x, y), for all operands that are not indices;
-* `each`: f(c x, y) = f(x, c y) = c f(x, y), for the first two operands;
-* `ratio`: f(c x, y) = c f(x, y) and f(x, c y) = f(x, y) / c;
-* `power`: f(c x) = c**y f(x), where y is the parameter `y`, or 2 without one;
-* `root`: f(c**2 x) = c f(x);
-* `compared`: f(c x, c y) = f(x, y) for c > 0;
-* `never`: f(c x) = f(x) for c > 0.
-"""
-
-Generates = Literal["", "counter", "draws"]
-"""Whether a result's elements depend on their own index.
-
-* `counter`: each is computed from its index; a shard starts at its offset;
-* `draws`: each is drawn from a stream of random numbers.
-"""
-
-Flops = Callable[[dict[str, Any], Sequence[Shape], Sequence[Shape]], float]
-"""Gives the number of floating-point operations of an equation, from its parameters and the local
-shapes of its operands and results."""
-
-Sides = Callable[[dict[str, Any], Sequence[Shape]], tuple[int, int]]
-"""Gives the rows and columns of a product of matrices, from its parameters and the local shapes of
-its operands."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
@@ -77,7 +33,10 @@ class Traits:
     Arguments:
       moves: every element of a result is an element of an operand; which one depends on the
           parameters and on operands that are B.
-      carries: what an operator with one operand does to its elements.
+      carries: what an operator with one operand does to its elements, all of which are in the
+          result. `arranged`: the same elements in another shape or order. `copied`: each element
+          unchanged, in its place. `rounded`: each element in its place, perhaps with fewer bits.
+          `negated`: each element in its place, with the opposite sign.
       regroups: the result has each element of the operand once, in an order and a shape that the
           parameters give. JAX does not compare symbolic numbers of elements.
       elementwise: the operator reads operands of the result's shape element by element, and the
@@ -90,21 +49,32 @@ class Traits:
       contracts: the operator sums products of its first two operands over a dim.
       reduces: the monoid by which the operator joins elements of its operand, such as `sum`.
       scatters: the monoid by which the operator joins updates to its first operand.
-      scales: how the results change when operands are multiplied by a constant.
+      scales: how the results of the function f change when operands are multiplied by a constant c.
+          `together`: f(c x, c y) = c f(x, y), for all operands that are not indices. `each`:
+          f(c x, y) = f(x, c y) = c f(x, y), for the first two operands. `ratio`: f(c x, y) =
+          c f(x, y) and f(x, c y) = f(x, y) / c. `power`: f(c x) = c**y f(x), where y is the
+          parameter `y`, or 2 without one. `root`: f(c**2 x) = c f(x). `compared`: f(c x, c y) =
+          f(x, y) for c > 0. `never`: f(c x) = f(x) for c > 0.
       indices: positions of the operands that are indices or select among other operands.
       multiplies: computes products of its first two operands, or sums of such products, where a
           user writes a product.
       orderless: the result does not depend on the order of the elements along the dim that the
           operator reduces, searches or sorts.
-      generates: whether the result's elements depend on their own index.
+      generates: whether the result's elements depend on their own index. `counter`: each is
+          computed from its index; a shard starts at its offset. `draws`: each is drawn from a
+          stream of random numbers.
       effect: the program runs the operator for its effect on the outside, not for its results.
-      fusion: how XLA compiles the operator.
+      fusion: how XLA compiles an operator that is not a product, for the cost model. `partly`: XLA
+          fuses it with its neighbors, and a fraction of its traffic reaches memory. `free`: XLA
+          nearly always fuses it into its consumers, and nearly none of its traffic reaches memory.
+          `inlined`: as `free`, and each consumer computes the result, which is never stored.
       costly: of an elementwise operator: XLA computes the result once and stores it, rather than
           again in each product or reduction that reads it, where it is computed from the result of
           another such operator.
-      flops: gives the number of floating-point operations; None where only memory traffic is
-          priced.
-      sides: for a product, gives the elements of the free dims of each operand; None elsewhere.
+      flops: gives the number of floating-point operations of an equation, from its parameters and
+          the local shapes of its operands and results; None where only memory traffic is priced.
+      sides: gives the rows and columns of a product of matrices (the elements of the free dims of
+          each operand), from its parameters and the local shapes of its operands; None elsewhere.
       whole: the operator takes whole matrices or lines; only the dims before theirs split.
       unnamed: reports call the result by the name of the operand.
       adapts: JAX inserts the operator to fit an operand to its reader; what the user wrote is the
@@ -113,7 +83,7 @@ class Traits:
     """
 
     moves: bool = False
-    carries: Carries = ""
+    carries: Literal["", "arranged", "copied", "rounded", "negated"] = ""
     regroups: bool = False
     elementwise: bool = False
     pointwise: bool = False
@@ -122,16 +92,16 @@ class Traits:
     contracts: bool = False
     reduces: str = ""
     scatters: str = ""
-    scales: Scaling = ""
+    scales: Literal["", "together", "each", "ratio", "power", "root", "compared", "never"] = ""
     indices: range = range(0)
     multiplies: bool = False
     orderless: bool = False
-    generates: Generates = ""
+    generates: Literal["", "counter", "draws"] = ""
     effect: bool = False
-    fusion: Fusion = "partly"
+    fusion: Literal["partly", "free", "inlined"] = "partly"
     costly: bool = False
-    flops: Flops | None = None
-    sides: Sides | None = None
+    flops: Callable[[dict[str, Any], Sequence[Shape], Sequence[Shape]], float] | None = None
+    sides: Callable[[dict[str, Any], Sequence[Shape]], tuple[int, int]] | None = None
     whole: bool = False
     unnamed: bool = False
     adapts: bool = False
@@ -511,14 +481,9 @@ def known_primitives() -> tuple[str, ...]:
     return tuple(sorted(_RULES))
 
 
-TraitsOf = Traits | Callable[[str], Traits]
-"""The traits that all primitives of one rule share, or a function from a primitive's name to its
-traits."""
-
-
 def rule(
     *names: str,
-    traits: TraitsOf | None = None,
+    traits: Traits | Callable[[str], Traits] | None = None,
     kernels: Sequence[Kernel] = (),
     **fields: Any,
 ) -> Callable[[Callable[[Op], Sequence[Row]]], Any]:
@@ -528,7 +493,8 @@ def rule(
 
     Arguments:
       names: the primitives that the rule is for.
-      traits: what these primitives are, beside their rows.
+      traits: what these primitives are, beside their rows: the traits that all of them share, or a
+        function from the name of a primitive to its traits.
       kernels: the kernels that only these rows name.
       fields: other fields of the `Rule`, such as `local`, which runs on the shards.
 
