@@ -31,10 +31,6 @@ def _parts(x: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
     return jnp.concatenate([x[None], rest])
 
 
-def _pick(x: Any, *, mesh_axis: str) -> Any:
-    return x[0]
-
-
 def _parts_jvp(primals: Any, tangents: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
     """The tangent of `sbp_parts`.
 
@@ -63,14 +59,6 @@ def _parts_transpose(ct: Any, x: Any, *, mesh_axis: str, n: int, monoid: str) ->
     ]
 
 
-def _pick_transpose(ct: Any, x: Any, *, mesh_axis: str) -> Any:
-    return [parts_p.bind(ct, mesh_axis=mesh_axis, n=x.aval.shape[0], monoid="sum")]
-
-
-def _parts_batch(args: Any, dims: Any, **params: Any) -> Any:
-    return parts_p.bind(*args, **params), dims[0] + 1
-
-
 def _pick_batch(args: Any, dims: Any, **params: Any) -> Any:
     (x,), (d,) = args, dims
     return pick_p.bind(jnp.moveaxis(x, 0, 1) if d == 0 else x, **params), max(d - 1, 0)
@@ -83,13 +71,25 @@ parts_p = _jax.OwnPrimitive(
 )
 """x -> [n, *x.shape]: parts whose reduction over the leading dim is x. The first is x, the others
 are neutral elements."""
-_jax.set_rules(parts_p, _parts_jvp, _parts_transpose, _parts_batch)
+_jax.set_rules(
+    parts_p,
+    _parts_jvp,
+    _parts_transpose,
+    lambda args, dims, **params: (parts_p.bind(*args, **params), dims[0] + 1),
+)
 
 pick_p = _jax.OwnPrimitive(
-    "sbp_pick", _pick, lambda x, *, mesh_axis: _jax.empty_aval(x.shape[1:], x.dtype)
+    "sbp_pick",
+    lambda x, *, mesh_axis: x[0],
+    lambda x, *, mesh_axis: _jax.empty_aval(x.shape[1:], x.dtype),
 )
 """[n, ..] -> [..]: one of n equal parts (the first)."""
-_jax.ad.deflinear2(pick_p, _pick_transpose)
+_jax.ad.deflinear2(
+    pick_p,
+    lambda ct, x, *, mesh_axis: [
+        parts_p.bind(ct, mesh_axis=mesh_axis, n=x.aval.shape[0], monoid="sum")
+    ],
+)
 _jax.batching.primitive_batchers[pick_p] = _pick_batch
 
 
