@@ -349,7 +349,7 @@ class SourceWriter(Tracing):
             self.chosen[key] = found
         plain, number, alone = self.chosen[key]
         written = operands(plain, False)
-        text = expressions(eqn, written)[number]
+        text = [*expressions(eqn, written)][number]
         if any(w.startswith("(") for w in written):
             needed = ast.unparse(ast.parse(text))  # leaves out parentheses
             text = needed if '"' in needed else needed.replace("'", '"')

@@ -183,17 +183,13 @@ def scalar_text(value: Any, aval: Any, *, plain: bool) -> str:
     return f"np.{dtype}({text})" if hasattr(np, dtype) else f"np.asarray({text}, jnp.{dtype})"
 
 
-def expressions(eqn: Any, ins: Sequence[str]) -> list[str]:
+def expressions(eqn: Any, ins: Sequence[str]) -> Iterator[str]:
     """Expressions that may trace to an equation, the most readable first.
 
     Arguments:
       eqn: the equation.
       ins: its operands as expressions.
     """
-    return [*_expressions(eqn, ins)]
-
-
-def _expressions(eqn: Any, ins: Sequence[str]) -> Iterator[str]:
     name, params = eqn.primitive.name.replace("-", "_"), eqn.params
     texts: dict[str, str] = {}
     for key, value in params.items():
@@ -300,16 +296,15 @@ def _same_operand(found: Any, wanted: Any) -> bool:
 def _is_same(found: Any, eqn: Any) -> bool:
     """Whether two equations are one operation, whatever their operands."""
     names = [_SAME.get(e.primitive.name, e.primitive.name) for e in (found, eqn)]
-    made = [[(v.aval.shape, v.aval.dtype, _is_weak(v)) for v in e.outvars] for e in (found, eqn)]
+    made = [
+        [(v.aval.shape, v.aval.dtype, getattr(v.aval, "weak_type", False)) for v in e.outvars]
+        for e in (found, eqn)
+    ]
     if names[0] != names[1] or made[0] != made[1]:
         return False
     keys = (found.params.keys() | eqn.params.keys()) - _IGNORED
     is_made = not eqn.invars and eqn.primitive.name in _SAME  # all is said by its result
     return is_made or all(_equal(found.params.get(k), eqn.params.get(k)) for k in keys)
-
-
-def _is_weak(var: Any) -> bool:
-    return bool(getattr(var.aval, "weak_type", False))
 
 
 def _equal(a: Any, b: Any) -> bool:
