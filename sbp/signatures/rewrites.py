@@ -96,10 +96,9 @@ class Wiring(Dataflow):
         if row.kernel != "local" or not all(isinstance(atom, Split) for atom in row.outs):
             return False
         sizes = {self.graph.aval(v).shape[dim] for v, dim in split_values(node, row)}
-        if len(sizes) != 1:
-            return False
-        (size,) = sizes
-        return traits_of(node.op).elementwise or row in self._rows_on(node, max(1, size))
+        return len(sizes) == 1 and (
+            traits_of(node.op).elementwise or row in self._rows_on(node, max(1, *sizes))
+        )
 
 
 def split_values(node: Node, row: Row) -> list[Bound]:
@@ -394,10 +393,8 @@ class _Part(Writer):
                 continue
             fields = mirror_image(self.graph, node, self.along[node])
             outputs = tuple(self.name(v, True) for v in fields.get("outputs", node.outputs))
-            if "inputs" in fields:
-                inputs = inputs[::-1]
-            new = {**fields, "inputs": inputs, "outputs": outputs}
-            self.nodes.append(replace(node, **new))
+            fields["inputs"] = inputs[::-1] if "inputs" in fields else inputs
+            self.nodes.append(replace(node, **{**fields, "outputs": outputs}))
         for value in sorted(self.asked):
             if value in self.dims:
                 self.operand(self.nodes[-1], None, value)
@@ -437,7 +434,7 @@ class _Part(Writer):
           value: a value that no reversal makes.
           is_reversed: the form to make.
         """
-        dim = self.dims[value]
+        dim, aval = self.dims[value], self.graph.aval(value)
         other = self.made.get((value, not is_reversed), value)
         like = self.wiring.maker(self.reversals.get(value, value)) or reader
         fields: dict[str, Any] = {
@@ -450,11 +447,9 @@ class _Part(Writer):
             if self.is_uniform(value):
                 self.made[value, is_reversed] = other
                 return
-            aval = self.graph.aval(value)
             last = constant(np.asarray(aval.shape[dim] - 1, aval.dtype))
             fields = {"op": "sub", "primitive": lax.sub_p, "params": {}, "inputs": (last, other)}
-        aval, number = self.graph.aval(value), self.name(value, is_reversed)
-        self.emit(like, aval, number, title="", **fields)
+        self.emit(like, aval, self.name(value, is_reversed), title="", **fields)
 
 
 def _holds_exactly(counter: Any) -> bool:
@@ -557,10 +552,12 @@ def _moves(graph: Graph, node: Node) -> bool:
 def _narrows(graph: Graph, node: Node) -> bool:
     """Whether a node casts its operand to a type of fewer bytes."""
     traits = traits_of(node.op)
-    if not (traits.carries == "rounded" and traits.adapts):
-        return False
-    before, after = graph.aval(node.inputs[0]), graph.avals[node.outputs[0]]
-    return _jax.itemsize(after.dtype) < _jax.itemsize(before.dtype)
+    return (
+        traits.carries == "rounded"
+        and traits.adapts
+        and _jax.itemsize(graph.avals[node.outputs[0]].dtype)
+        < _jax.itemsize(graph.aval(node.inputs[0]).dtype)
+    )
 
 
 # ---- casts behind lookups -----------------------------------------------------------------------
