@@ -201,8 +201,7 @@ def _lifts(maker: Maker, node: Node, seen: set[int]) -> "Iterator[_Lifting]":
             if lift is not None and operand in lift.dims:
                 seen |= lift.dims.keys()
                 # Leaves are shifted behind zeros. Keys have no zero.
-                avals = map(graph.aval, lift.leaves)
-                if not any(_jax.is_extended(a.dtype) for a in avals):
+                if not any(_jax.is_extended(graph.aval(leaf).dtype) for leaf in lift.leaves):
                     yield lift
 
 
@@ -304,10 +303,10 @@ class _Lifting:
         outputs = tuple(
             graph.new_value(resize(graph.avals[v], split[v], self.total)) for v in node.outputs
         )
-        params = dict(node.params)
-        if "shape" in params:
-            params["shape"] = graph.aval(outputs[0]).shape
-        new = dataclasses.replace(node, inputs=inputs, outputs=outputs, params=params)
+        sized = {"shape": graph.aval(outputs[0]).shape} if "shape" in node.params else {}
+        new = dataclasses.replace(
+            node, inputs=inputs, outputs=outputs, params={**node.params, **sized}
+        )
         self.maker.nodes.append(new)
         for value, out in zip(node.outputs, outputs, strict=True):
             dim, shape = split[value], graph.avals[value].shape
