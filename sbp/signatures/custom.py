@@ -204,10 +204,12 @@ class Custom:
 
 def _with_nan(x: Any) -> Any:
     """The operand with NaN for every third element; unchanged if it has no real floats."""
-    if not jnp.issubdtype(x.dtype, np.floating):
-        return x
-    return np.where(
-        np.arange(np.size(x)).reshape(np.shape(x)) % 3 == 1, np.asarray(np.nan, x.dtype), x
+    return (
+        np.where(
+            np.arange(np.size(x)).reshape(np.shape(x)) % 3 == 1, np.asarray(np.nan, x.dtype), x
+        )
+        if jnp.issubdtype(x.dtype, np.floating)
+        else x
     )
 
 
@@ -242,16 +244,14 @@ def _atom(text: str, row: str) -> Atom:
     Raises:
       SbpError: `type-syntax` with the row, if there is none.
     """
-    try:
+    with contextlib.suppress(SbpError):
         found = parse(f"axis:{text.strip()}")
-    except SbpError:
-        found = None
-    if found is None or len(found) != 1:
-        raise SbpError(
-            f"{show(text.strip())} in row {show(row)} is not an atom: S(dim), B or P(monoid)",
-            code="type-syntax",
-        )
-    return found["axis"]
+        if len(found) == 1:
+            return found["axis"]
+    raise SbpError(
+        f"{show(text.strip())} in row {show(row)} is not an atom: S(dim), B or P(monoid)",
+        code="type-syntax",
+    )
 
 
 def _text(aval: Any) -> str:
@@ -464,11 +464,8 @@ def _name(primitive: Any, known: Any = ()) -> str:
     Raises:
       SbpError: for an argument that names no operation, or one that can have no signature.
     """
-    if isinstance(primitive, _jax.Primitive):
-        name = primitive.name
-    elif isinstance(primitive, str):
-        name = primitive
-    else:
+    name = primitive.name if isinstance(primitive, _jax.Primitive) else primitive
+    if not isinstance(name, str):
         raise SbpError(f"a signature is for a JAX primitive or its name, got {show(primitive)}")
     if name in NAMED:
         raise SbpError(
@@ -544,8 +541,10 @@ def check_rules(graph: Graph, mesh: MeshSpec) -> None:
         if rule is not None and not because:
             continue
         said.add(node.op)
-        avals = [graph.aval(o) for o in (*node.inputs, *node.outputs)]
-        held = sum(math.prod(a.shape) * _jax.itemsize(a.dtype) for a in avals)
+        held = sum(
+            math.prod(a.shape) * _jax.itemsize(a.dtype)
+            for a in map(graph.aval, (*node.inputs, *node.outputs))
+        )
         warn(
             "missing-rule",
             f"primitive {node.op!r}",
