@@ -300,7 +300,7 @@ NAMED = ("pallas_call", "custom_partitioning")
 """Primitives that call a function. A signature is for the function, by the name
 `pallas_call:NAME`."""
 
-_CUSTOM: dict[str, Custom] = {}
+CUSTOM: dict[str, Custom] = {}
 """Registered signatures, by the name of the operation."""
 
 
@@ -376,7 +376,7 @@ def register(
             local=None if local is None else _on_parts(local),
         )
     )
-    _CUSTOM[name] = custom
+    CUSTOM[name] = custom
 
 
 def _parsed(rows: Any) -> tuple[Row, ...]:
@@ -399,7 +399,7 @@ def _make_way(name: str, replace: bool) -> None:
     Raises:
       SbpError: if the operation has a signature that stays.
     """
-    known = _CUSTOM.get(name)
+    known = CUSTOM.get(name)
     if name in known_primitives() and (known is None or not replace):
         where = (
             "which sbp gives it"
@@ -418,11 +418,11 @@ def unregister(primitive: Any) -> None:
     Raises:
       SbpError: `bad-argument` for an operation without a registered signature.
     """
-    name = _name(primitive, known=_CUSTOM)
-    if name not in _CUSTOM:
-        raise SbpError(f"no signature was registered for {show(name)}{nearest(name, _CUSTOM)}")
+    name = _name(primitive, known=CUSTOM)
+    if name not in CUSTOM:
+        raise SbpError(f"no signature was registered for {show(name)}{nearest(name, CUSTOM)}")
     remove_rule(name)
-    del _CUSTOM[name]
+    del CUSTOM[name]
 
 
 @takes("signatures.registered")
@@ -447,11 +447,6 @@ def registered(primitive: Any, rows: Rows = (), **options: Any) -> Reusable:
             unregister(primitive)
 
     return Reusable(once)
-
-
-def custom_for(name: str) -> Custom | None:
-    """The registered signature of an operation; None for an operation without one."""
-    return _CUSTOM.get(name)
 
 
 def _name(primitive: Any, known: Any = ()) -> str:
@@ -585,7 +580,7 @@ def check_registered(graph: Graph, mesh: MeshSpec) -> None:
     large = [f"`{name}` with {n:,}" for name, n in mesh.axes if n > MAX_DEVICES]
     noted: set[str] = set()
     for node in graph.walk():
-        custom = custom_for(node.op)
+        custom = CUSTOM.get(node.op)
         if custom is None:
             continue
         if large and node.op not in noted:

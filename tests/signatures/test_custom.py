@@ -16,7 +16,7 @@ from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 import sbp
 from sbp import _jax
 from sbp.signatures import Op, Row, register, registered, rule_for, unregister
-from sbp.signatures.custom import custom_for, draw, parse_row
+from sbp.signatures.custom import CUSTOM, draw, parse_row
 from sbp.types import B, P, S
 from tests.same import assert_close
 
@@ -183,8 +183,7 @@ def test_even_rows_are_left_out_where_splits_do_not_divide(mesh):
 
 def test_a_signature_is_checked_once(mesh, monkeypatch):
     with registered(triple_p, TRIPLE):
-        custom = custom_for("triple")
-        assert custom is not None
+        custom = CUSTOM["triple"]
         calls: list[Any] = []
         refute = type(custom).refute
         monkeypatch.setattr(
@@ -353,7 +352,7 @@ def test_wrong_under_loops_and_conditions(mesh):
 def test_bad_registrations(primitive, options, code, message):
     with pytest.raises(sbp.SbpError, match=rf"(?s)^{code}: .*{message}"):
         register(primitive, **options)
-    assert custom_for("triple") is None
+    assert "triple" not in CUSTOM
 
 
 @pytest.mark.parametrize(
@@ -384,8 +383,7 @@ def test_a_second_registration_is_refused():
         ):
             register("triple", TRIPLE)
         register("triple", [], replace=True)
-        custom = custom_for("triple")
-        assert custom is not None and custom.rows == ()
+        assert CUSTOM["triple"].rows == ()
     assert rule_for("triple") is None
     for name in ("triple", "add"):
         with pytest.raises(sbp.SbpError, match=f"no signature was registered for '{name}'"):
