@@ -66,10 +66,6 @@ rule("pure_callback", traits=Traits(), reason="the host function sees whole valu
 # blocks of split together: each device runs the same kernel on a smaller grid.
 
 
-_ASKS_FOR_PLACE = "program_id"
-"""What a kernel asks about one grid dim, which stands among the parameters as `axis`. The number of
-points on a dim is a constant in the kernel's body."""
-
 _KEEPS_STATE = ("axis_index", "prng_", "semaphore_", "get_barrier_semaphore")
 """How the names of operations begin that depend on the device, or on what ran before."""
 
@@ -118,10 +114,11 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 
 def _independent(params: dict[str, Any]) -> tuple[GridDim, ...]:
     grid_mapping = params["grid_mapping"]
+    # The number of points on a grid dim is a constant in the body.
     asked = {
         eqn.params["axis"]
         for eqn in _equations(params["jaxpr"])
-        if eqn.primitive.name == _ASKS_FOR_PLACE
+        if eqn.primitive.name == "program_id"
     }
     whole = (None,) * grid_mapping.num_index_operands
     found, kernels_own = [], 0
@@ -192,10 +189,10 @@ def _flops(params: dict[str, Any], ins: Sequence[Any], outs: Sequence[Any]) -> f
     share = math.prod(outs[0]) / max(1, math.prod(params["out_avals"][0].shape))
     if params.get("cost_estimate") is not None:
         return share * params["cost_estimate"].flops
-    products = [eqn for eqn in _equations(params["jaxpr"]) if eqn.primitive.name == "dot_general"]
     body = sum(
         dot_flops(e.params, [v.aval.shape for v in e.invars], [v.aval.shape for v in e.outvars])
-        for e in products
+        for e in _equations(params["jaxpr"])
+        if e.primitive.name == "dot_general"
     )
     return share * body * math.prod(params["grid_mapping"].grid)
 
@@ -208,8 +205,12 @@ def _rows(op: Op) -> Sequence[Row]:
             (-(-aval.shape[at[0]] // op.axis_size), at[1]) for at, aval in counted if at is not None
         ]
         if all(shard % block == 0 for shard, block in shards):
-            atoms = tuple(B if at is None else Split(at[0]) for at in ins)
-            rows.append(Row(atoms, tuple(Split(dim) for dim, _ in outs)))
+            rows.append(
+                Row(
+                    tuple(B if at is None else Split(at[0]) for at in ins),
+                    tuple(Split(dim) for dim, _ in outs),
+                )
+            )
     return rows
 
 
@@ -319,8 +320,7 @@ def _function_on_shards(
     ]
     ins, outs = map(jax.tree.unflatten, trees, (shapes[:count], shapes[count:]))
     try:  # code of the user, which may raise anything
-        asked = params["partition"](*params["static_args"], mesh, ins, outs)
-        _, function, of_outs, of_ins = asked
+        _, function, of_outs, of_ins = params["partition"](*params["static_args"], mesh, ins, outs)
         wanted = [*trees[0].flatten_up_to(of_ins), *trees[1].flatten_up_to(of_outs)]
         kept = all(
             NamedSharding(mesh, w.spec).is_equivalent_to(s, len(a.shape))
@@ -351,11 +351,6 @@ def _function_for_types(
         for codes, a in zip(types, (*call.in_avals, *call.out_avals), strict=True)
     ]
     return _function_on_shards(params, axes, specs)
-
-
-def _keeps(params: dict[str, Any], axes: Axes, types: Sequence[Sequence[int]]) -> bool:
-    """Whether `partition` keeps the splits of operands and results."""
-    return not any(map(any, types)) or callable(_function_for_types(params, axes, types))
 
 
 def _why_not_partitioned(params: dict[str, Any], axes: Axes) -> str:
@@ -404,6 +399,9 @@ rule(
     "custom_partitioning",
     traits=Traits(),
     local=_partitioned_local,
-    fits=_keeps,
+    # Whether `partition` keeps the splits of operands and results.
+    fits=lambda params, axes, types: (
+        not any(map(any, types)) or callable(_function_for_types(params, axes, types))
+    ),
     unread=_why_not_partitioned,
 )(_partitioned_rows)
