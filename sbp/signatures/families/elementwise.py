@@ -90,8 +90,10 @@ nonnegative number may be negative. In a monotone function one operand may be P(
 the others are B; a falling function swaps the two monoids.
 """
 
-for _name in names("div exp exp2 expm1 log log1p pow"):
-    ELEMENTWISE[_name] = replace(ELEMENTWISE[_name], costly=True)
+ELEMENTWISE.update(
+    (name, replace(ELEMENTWISE[name], costly=True))
+    for name in names("div exp exp2 expm1 log log1p pow")
+)
 
 _SWAPPED = {"max": "min", "min": "max"}
 """The monoid of the result of a falling function, by that of the operand."""
@@ -266,10 +268,15 @@ def partial_rows(op: Op) -> list[Row]:
             rows += moved_rows(op, range(1, len(op.ins)))
         case "convert_element_type" if dtype == target:
             rows = moved_rows(op)
-        case "convert_element_type" if op.rounds_parts and not keeps_sums(dtype, target):
-            floats = all(jnp.issubdtype(d, np.inexact) for d in (dtype, target))
-            sums = monoid_rows(op, "sum") if floats else []
-            rows = [*(replace(row, kernel=ROUNDED_PARTS.name) for row in sums), *rows]
+        case "convert_element_type" if (
+            op.rounds_parts
+            and not keeps_sums(dtype, target)
+            and all(jnp.issubdtype(d, np.inexact) for d in (dtype, target))
+        ):
+            rows = [
+                *(replace(row, kernel=ROUNDED_PARTS.name) for row in monoid_rows(op, "sum")),
+                *rows,
+            ]
         case _:
             pass
     return rows
