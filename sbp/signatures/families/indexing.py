@@ -55,11 +55,6 @@ def _cut(ctx: LocalContext, small: Sequence[int]) -> list[int]:
     return [d for d in range(len(shape)) if ctx.in_axes(0, d) and small[d] != shape[d]]
 
 
-def _clamp(start: Any, size: int, window: int) -> Any:
-    """A start as JAX clamps it, as int32: the window lies inside of the dim."""
-    return clip_indices(start, size - window + 1)[0]
-
-
 def _dynamic_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """The elements of the window that this device owns, zeros elsewhere.
 
@@ -67,19 +62,17 @@ def _dynamic_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     inside it.
     """
     x, *starts = args
-    window = ctx.global_outs[0].shape
+    whole, window = ctx.global_ins[0].shape, ctx.global_outs[0].shape
     sizes = list(ctx.local_outs[0])
     cut = _cut(ctx, window)
-    first = {
-        d: _clamp(starts[d], ctx.global_ins[0].shape[d], window[d]) - ctx.in_offset(0, d)
-        for d in cut
+    first = {  # as JAX clamps it: the window lies inside of the dim
+        d: clip_indices(starts[d], whole[d] - window[d] + 1)[0] - ctx.in_offset(0, d) for d in cut
     }
     for d in cut:
         starts[d], sizes[d] = jnp.zeros((), starts[d].dtype), x.shape[d]
     (out,) = bind_with(ctx, (x, *starts), slice_sizes=tuple(sizes))
     for d in cut:
-        index = lax.iota(jnp.int32, window[d]) + first[d]
-        out = owned_along(ctx, out, index, d)
+        out = owned_along(ctx, out, lax.iota(jnp.int32, window[d]) + first[d], d)
     return [out]
 
 
@@ -107,8 +100,11 @@ def _dynamic_slice(op: Op) -> Sequence[Row]:
         for d in cut
         if monoid
     ]
-    split = FactorMap(ins=(dims, *((),) * len(starts)), outs=(dims,))
-    return [*split_rows(op, split), *moved_rows(op, (0,)), *owned]
+    return [
+        *split_rows(op, FactorMap(ins=(dims, *((),) * len(starts)), outs=(dims,))),
+        *moved_rows(op, (0,)),
+        *owned,
+    ]
 
 
 def _dynamic_update_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -124,7 +120,7 @@ def _dynamic_update_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[
         return bind_with(ctx, args)
     mine = jnp.ones((), jnp.bool_)
     for d in cut:
-        start = _clamp(starts[d], whole[d], window[d]) - ctx.in_offset(0, d)
+        start = clip_indices(starts[d], whole[d] - window[d] + 1)[0] - ctx.in_offset(0, d)
         size = min(window[d], x.shape[d])
         here = jnp.clip(start, 0, x.shape[d] - size)
         index = lax.iota(jnp.int32, size) + here - start
@@ -213,8 +209,9 @@ class Indexing:
         """
         numbers = params["dimension_numbers"]
         gathers = isinstance(numbers, lax.GatherDimensionNumbers)
-        fields = _OF_GATHER if gathers else _OF_SCATTER
-        window, dropped, operand, indices, pointed = (getattr(numbers, name) for name in fields)
+        window, dropped, operand, indices, pointed = (
+            getattr(numbers, name) for name in (_OF_GATHER if gathers else _OF_SCATTER)
+        )
         return Indexing(
             shape=tuple(ins[0].shape),
             slices=tuple((outs[0] if gathers else ins[2]).shape),
@@ -489,6 +486,12 @@ def _scatter(op: Op) -> Sequence[Row]:
     dims = Indexing.of(op.params, op.ins, op.outs)
     operand, indices, updates = dims.factors(len(op.ins[1].shape))
     monoid = _SCATTER_MONOID.get(op.name)
+    places = [
+        *(("shifted_scatter", d) for d in dims.picked if op.ins[0].shape[d] > 1),
+        *(("shifted_windows", d) for d in dims.windows),
+    ]
+    moves = admissible(op.outs[0].dtype) if _writes_once(op) else ()
+    together = monoid_rows(op, *((monoid,) if monoid else moves), positions=(0, 2))
     m = FactorMap(
         ins=(operand, indices, updates),
         outs=(operand,),
@@ -496,14 +499,12 @@ def _scatter(op: Op) -> Sequence[Row]:
         accumulate=(0,),
         masks_padding=True,
     )
-    places = [
-        *(("shifted_scatter", d) for d in dims.picked if op.ins[0].shape[d] > 1),
-        *(("shifted_windows", d) for d in dims.windows),
+    return [
+        *split_rows(op, m),
+        *(Row((Split(d), B, B), (Split(d),), kernel=k) for k, d in places),
+        *_folded_rows(op),
+        *together,
     ]
-    written = [Row((Split(d), B, B), (Split(d),), kernel=k) for k, d in places]
-    moves = admissible(op.outs[0].dtype) if _writes_once(op) else ()
-    together = monoid_rows(op, *((monoid,) if monoid else moves), positions=(0, 2))
-    return [*split_rows(op, m), *written, *_folded_rows(op), *together]
 
 
 _FOLDED = {
@@ -520,8 +521,9 @@ may apply all updates to its part of the operand."""
 def _folded_rows(op: Op) -> list[Row]:
     """Rows in which only the operand is partial, under a monoid that the scatter's operation
     distributes over."""
-    is_float = jnp.issubdtype(op.outs[0].dtype, jnp.floating)
-    wraps = op.name in ("scatter-add", "scatter-sub") and not is_float
+    wraps = op.name in ("scatter-add", "scatter-sub") and not jnp.issubdtype(
+        op.outs[0].dtype, jnp.floating
+    )
     return [] if wraps else monoid_rows(op, *_FOLDED.get(op.name, ()), positions=(0,))
 
 
