@@ -31,7 +31,7 @@ from sbp.signatures.rule import (
     bind_with,
     rule,
 )
-from sbp.types import Atom, B, P, Split
+from sbp.types import B, P, Split
 
 # ---- products -----------------------------------------------------------------------------------
 # `dot_general` and `scaled_dot`. A split batch or free dim splits the result; split contracted dims
@@ -72,9 +72,12 @@ def bilinear_rows(op: Op) -> list[Row]:
     their sum modulo 2**8 does not determine a product modulo 2**32. A cast to a narrower float
     would round each part before the sum.
     """
-    out = op.outs[0].dtype
-    positions = (k for k in (0, 1) if keeps_sums(op.ins[k].dtype, out))
-    return [row for k in positions for row in monoid_rows(op, _sum_of(op), positions=(k,))]
+    return [
+        row
+        for k in (0, 1)
+        if keeps_sums(op.ins[k].dtype, op.outs[0].dtype)
+        for row in monoid_rows(op, _sum_of(op), positions=(k,))
+    ]
 
 
 def _sum_of(op: Op) -> str:
@@ -96,8 +99,7 @@ def _dot_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     def product(x: Any, y: Any, dtype: np.dtype) -> Any:
         """Multiplies, with a result of this dtype."""
         changed = {} if dtype == ctx.global_outs[0].dtype else {"preferred_element_type": dtype}
-        (found,) = bind_with(ctx, (x, y), **changed)
-        return found
+        return bind_with(ctx, (x, y), **changed)[0]
 
     m = dot_factors(ctx.params["dimension_numbers"], lhs.ndim, rhs.ndim)
     return [rotate_product(ctx, m, (lhs, rhs), product)]
@@ -171,10 +173,12 @@ def _scaled_dot(op: Op) -> Sequence[Row]:
         if all(op.divides(size) for size in sizes[:2]) and all(
             size == 1 or op.divides(size) for size in sizes[2:]
         ):
-            ins: list[Atom] = [
-                Split(dims[k % 2]) if size > 1 else B for k, size in enumerate(sizes)
-            ]
-            rows.append(Row(tuple(ins), (P,)))
+            rows.append(
+                Row(
+                    tuple(Split(dims[k % 2]) if size > 1 else B for k, size in enumerate(sizes)),
+                    (P,),
+                )
+            )
     return rows
 
 
@@ -298,9 +302,13 @@ def _ragged_dot_general(op: Op) -> Sequence[Row]:
     def without(dims: Dims) -> Dims:
         return tuple(None if f in ("g", ragged) else f for f in dims)
 
-    ins = tuple(map(without, roles.ins))
     sums = "sum" in admissible(op.outs[0].dtype)
-    m = FactorMap(ins=ins, outs=(without(out),), contract="sum", masks_padding=True)
+    m = FactorMap(
+        ins=tuple(map(without, roles.ins)),
+        outs=(without(out),),
+        contract="sum",
+        masks_padding=True,
+    )
     rows = [*split_rows(op, m), *bilinear_rows(op)]
 
     rows_split = (factor_atom(lhs, ragged), factor_atom(rhs, ragged), B)
