@@ -12,7 +12,7 @@ from sbp import _jax
 from sbp.signatures.factors import rows_beside
 from sbp.signatures.families.elementwise import high_half
 from sbp.signatures.rule import LocalContext, Op, Row, Traits, bind_with, rule
-from sbp.types import Atom, B, Split
+from sbp.types import B, Split
 
 # ---- Philox -------------------------------------------------------------------------------------
 # Pieces of the draws of `rng_bit_generator`.
@@ -94,9 +94,8 @@ def words(state: Any, start: Any, count: int) -> Any:
 
 def _add_number(state: Any, number: Any) -> tuple[Any, Any, Any, Any]:
     """The four words of the counter plus a number, the lowest word first."""
-    counter = [jnp.broadcast_to(state[k], number.shape) for k in (2, 3, 0, 1)]
     out, carried = [], number
-    for word in counter:
+    for word in [jnp.broadcast_to(state[k], number.shape) for k in (2, 3, 0, 1)]:
         out.append(word + carried)
         carried = (out[-1] < word).astype(jnp.uint32)
     return out[0], out[1], out[2], out[3]
@@ -215,8 +214,7 @@ def _random_bits(op: Op) -> Sequence[Row]:
         return stream_rows(op)
     rows = batch_rows(op) if _each_key_alone(op) else []
     if str(key.dtype) == "key<fry>" and _counts(op):
-        drawn: list[Atom] = [Split(d) for d in range(len(key.shape), len(op.outs[0].shape))]
-        rows += [Row((B,), (atom,)) for atom in drawn]
+        rows += [Row((B,), (Split(d),)) for d in range(len(key.shape), len(op.outs[0].shape))]
     return rows
 
 
@@ -235,8 +233,7 @@ def _bit_generator_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _bit_generator(op: Op) -> Sequence[Row]:
     """The first dim of the draw splits. Under `vmap`, the draw of all keys is one, from the first
     key."""
-    three_fry = op.params["algorithm"] == lax.RandomAlgorithm.RNG_THREE_FRY
-    return [] if three_fry else stream_rows(op)
+    return [] if op.params["algorithm"] == lax.RandomAlgorithm.RNG_THREE_FRY else stream_rows(op)
 
 
 def _iota_2x32_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
