@@ -68,14 +68,15 @@ def _cumulative_local(
     monoid = _PREFIX_MONOIDS.get(
         name, "max"
     )  # cumlogsumexp starts from the logarithm of 0, as a maximum
-    start = neutral(monoid, x.dtype)
     x = without_padding(ctx, 0, x, (dim,), monoid)
     (own,) = bind_with(ctx, (x,))
     total = lax.index_in_dim(own, 0 if reverse else own.shape[dim] - 1, dim)
     for axis, _ in reversed(axes):
         totals = lax.all_gather(total, axis)
         place, mine = lax.broadcasted_iota(jnp.int32, totals.shape, 0), lax.axis_index(axis)
-        before = jnp.where(place > mine if reverse else place < mine, totals, start)
+        before = jnp.where(
+            place > mine if reverse else place < mine, totals, neutral(monoid, x.dtype)
+        )
         own = _JOIN[name](own, _join_totals(ctx, before))
         total = _join_totals(ctx, totals)
     return [own]
@@ -226,13 +227,8 @@ def by_jaxpr(jaxpr: Any) -> Combine:
     Arguments:
       jaxpr: takes the scalars of the left elements, then those of the right ones.
     """
-
     of_scalars = jnp.vectorize(lambda *scalars: tuple(_jax.eval_jaxpr(jaxpr, scalars)))
-
-    def combine(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
-        return list(of_scalars(*left, *right))
-
-    return combine
+    return lambda left, right: list(of_scalars(*left, *right))
 
 
 def fold(combine: Combine, xs: Sequence[Any], dim: int, real: Any = None) -> list[Any]:
@@ -394,8 +390,7 @@ def _sort_local(
     keys, size = ctx.params["num_keys"], args[0].shape[dim]
     place = lax.broadcasted_iota(jnp.int32, args[0].shape, dim)
     is_padding = (place >= ctx.in_extent(0, dim)).astype(jnp.int32)
-    even = isinstance(ctx.in_extent(0, dim), int)
-    first = [] if even else [is_padding]
+    first = [] if isinstance(ctx.in_extent(0, dim), int) else [is_padding]
     operands = [*first, *args[:keys], place + ctx.in_offset(0, dim), *args[keys:]]
 
     def ordered(values: Sequence[Any]) -> list[Any]:
@@ -409,11 +404,14 @@ def _sort_local(
             [lax.concatenate(pair, dim) for pair in zip(operands, theirs, strict=True)]
         )
         low = ((me & run) == 0) == ((me & distance) == 0)
-        halves = (
-            (lax.slice_in_dim(x, 0, size, axis=dim), lax.slice_in_dim(x, size, 2 * size, axis=dim))
+        operands = [
+            jnp.where(
+                low,
+                lax.slice_in_dim(x, 0, size, axis=dim),
+                lax.slice_in_dim(x, size, 2 * size, axis=dim),
+            )
             for x in merged
-        )
-        operands = [jnp.where(low, a, b) for a, b in halves]
+        ]
     own = operands[len(first) :]
     return [*own[:keys], *own[keys + 1 :]]
 
