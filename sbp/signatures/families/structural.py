@@ -224,9 +224,12 @@ def _slice(op: Op) -> Sequence[Row]:
     if monoid and all(op.outs[0].shape):
         # A partial result that is larger costs more to reduce than the operand to gather. Where
         # nothing is exchanged, the row that splits the result is the better one, too.
-        small = [d for d in cut if 2 * op.outs[0].shape[d] < op.ins[0].shape[d]]
-        owned = [d for d in small if not windows[d].is_aligned(op.axis_size)]
-        rows += [Row((Split(d),), (Unreduced(monoid),), kernel="masked_slice") for d in owned]
+        rows += [
+            Row((Split(d),), (Unreduced(monoid),), kernel="masked_slice")
+            for d in cut
+            if 2 * op.outs[0].shape[d] < op.ins[0].shape[d]
+            and not windows[d].is_aligned(op.axis_size)
+        ]
     return rows
 
 
@@ -462,10 +465,10 @@ def _is_in_place(params: dict[str, Any], ins: Sequence[Any], out: Any) -> bool:
       out: aval of the result.
     """
     d = params["dimension"]
-    if any(a.shape and a.shape[d] != out.shape[d] for a in ins):
-        return False
-    parts = zip(ins, _needs(params, ins, 1), strict=True)
-    return all(at == start for a, need in parts if a.shape for at, start, _ in need.parts)
+    arrays = [(a, need) for a, need in zip(ins, _needs(params, ins, 1), strict=True) if a.shape]
+    return all(a.shape[d] == out.shape[d] for a, _ in arrays) and all(
+        at == start for _, need in arrays for at, start, _ in need.parts
+    )
 
 
 def _join_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
