@@ -263,7 +263,7 @@ def _conv_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     Both operands are masked: zero times a NaN in the other operand's padding would be NaN.
     """
     params, numbers = ctx.params, ctx.params["dimension_numbers"]
-    spatial = list(_spatial(params, ctx.global_ins[0], ctx.global_ins[1], ctx.global_outs[0]))
+    spatial = _spatial(params, ctx.global_ins[0], ctx.global_ins[1], ctx.global_outs[0])
     split = tuple(j for _, j, _, _ in spatial if ctx.in_axes(1, j))
     lhs = without_padding(ctx, 0, args[0], (numbers.lhs_spec[1],), "sum")
     rhs = without_padding(ctx, 1, args[1], (numbers.rhs_spec[1], *split), "sum")
@@ -296,8 +296,7 @@ def _conv_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
     def convolve(x: Any, y: Any, **changes: Any) -> Any:
         """Convolves two arrays."""
-        (found,) = bind_with(ctx, (x, y), **{**local, **changes})
-        return found
+        return bind_with(ctx, (x, y), **{**local, **changes})[0]
 
     return [convolve_uneven(lhs, rhs, uneven, local, convolve)]
 
@@ -489,14 +488,14 @@ def _fetch_operands(
     """
     out, dims = list(xs), []
     for d, windows, (over,) in split_windows(ctx, windows_of):
-        pairs = zip(out, fills, strict=True)
-        out = [padded_shard(ctx, x, d, over, windows, fill) for x, fill in pairs]
+        out = [
+            padded_shard(ctx, x, d, over, windows, fill) for x, fill in zip(out, fills, strict=True)
+        ]
         dims.append(d)
     # The exchange has padded these dims, and put holes between elements.
-    without = {"padding": (0, 0), "base_dilation": 1}
     return out, {
         name: tuple(value if d in dims else own for d, own in enumerate(ctx.params[name]))
-        for name, value in without.items()
+        for name, value in {"padding": (0, 0), "base_dilation": 1}.items()
         if dims and ctx.params.get(name) is not None
     }
 
@@ -590,8 +589,9 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     for d, windows, ((axis, n),) in split_windows(ctx, windows_of, 1, ctx.global_ins[0]):
         cotangents, read = _touching(windows, n)
         source = fetch_filled(ctx, source, d, axis, cotangents, np.zeros((), source.dtype))
-        padding_value = _never_chosen(ctx.params, operand.dtype)
-        operand = fetch_filled(ctx, operand, d, axis, read, padding_value)
+        operand = fetch_filled(
+            ctx, operand, d, axis, read, _never_chosen(ctx.params, operand.dtype)
+        )
         # The shard may have elements before or after those that windows read: pad both sides.
         chunk = ctx.local_ins[1][d]
         room = max(0, *(abs(chunk * i - s) for i, s in enumerate(read.starts)), chunk)
