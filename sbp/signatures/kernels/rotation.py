@@ -298,17 +298,6 @@ def _rotated_operands(ctx: LocalContext, m: FactorMap) -> list[RotatedOperand]:
     ]
 
 
-def _panels(
-    ctx: LocalContext, args: Sequence[Any], rotating: Sequence[RotatedOperand]
-) -> Panels | None:
-    """The panels of a product whose operands both go round."""
-
-    def shard(operand: int, dim: int) -> tuple[int, bool]:
-        return args[operand].shape[dim], isinstance(ctx.in_extent(operand, dim), int)
-
-    return Panels.of(ctx.params, {(r.operand, r.dim): r.n for r in rotating}, shard)
-
-
 def rotate_product(
     ctx: LocalContext, m: FactorMap, args: Sequence[Any], product: Callable[..., Any]
 ) -> Any:
@@ -324,17 +313,21 @@ def rotate_product(
     """
     rotating = sorted(_rotated_operands(ctx, m), key=lambda x: args[x.operand].size)
     operands = list(args)
-    out = ctx.global_outs[0].dtype
-    panels = _panels(ctx, args, rotating) if len(rotating) == 2 else None
-    if panels is not None:
-        return summed_panels(ctx, panels, args, rotating, product)
+    if len(rotating) == 2:
+        panels = Panels.of(
+            ctx.params,
+            {(r.operand, r.dim): r.n for r in rotating},
+            lambda k, dim: (args[k].shape[dim], isinstance(ctx.in_extent(k, dim), int)),
+        )
+        if panels is not None:
+            return summed_panels(ctx, panels, args, rotating, product)
     for first in rotating[:-1]:
         # No contracted dim has panels of one size: the smaller operand is held whole.
         k, dim = first.operand, first.dim
         whole = gather_shards(ctx, operands[k], first)
         operands[k] = lax.slice_in_dim(whole, 0, ctx.global_ins[k].shape[dim], axis=dim)
     if not rotating:
-        return product(*operands, out)
+        return product(*operands, ctx.global_outs[0].dtype)
     return _around(ctx, m, operands, rotating[-1], product)
 
 
