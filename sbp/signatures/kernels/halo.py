@@ -475,12 +475,11 @@ class Windows:
             (self.first(chunk * (i + 1) - 1) + reach) // self.base - s + 1
             for i, s in enumerate(starts)
         )
-        width = max(1, *widths)
         return Need(
             self.size,
             -(-self.size // n),
             starts,
-            width,
+            max(1, *widths),
             tuple(max(0, e - s + 1) for s, e in zip(starts, ends, strict=True)),
         )
 

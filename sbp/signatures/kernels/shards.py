@@ -29,9 +29,9 @@ def neutral(monoid: str, dtype: Any) -> Any:
             return np.array(True) if dtype == np.bool_ else np.invert(np.zeros((), dtype))
         case _ if dtype == np.bool_:
             return np.array(monoid == "min")
+        case _ if jnp.issubdtype(dtype, np.floating):
+            return np.array(-np.inf if monoid == "max" else np.inf, dtype)
         case _:
-            if jnp.issubdtype(dtype, np.floating):
-                return np.array(-np.inf if monoid == "max" else np.inf, dtype)
             return np.array(
                 jnp.iinfo(dtype).min if monoid == "max" else jnp.iinfo(dtype).max, dtype
             )
@@ -151,8 +151,7 @@ def padded_blocks(x: Any, dim: int, counts: Sequence[int]) -> Any:
     for n in counts:
         x = x.reshape(*before, blocks, size, *after)
         length = -(-size // n)
-        missing = [(0, n * length - size if d == dim + 1 else 0) for d in range(x.ndim)]
-        x = numpy.pad(x, missing)
+        x = numpy.pad(x, [(0, n * length - size if d == dim + 1 else 0) for d in range(x.ndim)])
         blocks, size = blocks * n, length
     return x.reshape(*before, blocks * size, *after)
 
