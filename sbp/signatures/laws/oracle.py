@@ -513,13 +513,17 @@ class Oracle:
 
     def _one_by_one(self, types: OpTypes, placed: list[Parts]) -> list[Parts]:
         """The results of a kernel without collectives, one device after another."""
-        results: list[Parts] = [{} for _ in types.outs]
-        for device in types.devices():
-            args = [keys_like(p[device], x) for p, x in zip(placed, self.args, strict=True)]
-            got = self._kernel(types)(args, _index(device))
-            for result, value in zip(results, got, strict=True):
-                result[device] = words_of(value)
-        return results
+        kernel = self._kernel(types)
+        found = {
+            d: kernel(
+                [keys_like(p[d], x) for p, x in zip(placed, self.args, strict=True)], _index(d)
+            )
+            for d in types.devices()
+        }
+        return [
+            {d: words_of(value) for d, value in zip(found, values, strict=True)}
+            for _, values in zip(types.outs, zip(*found.values(), strict=True), strict=True)
+        ]
 
     def _together(self, types: OpTypes, placed: list[Parts]) -> list[Parts]:
         """The results of a kernel with collectives: each mesh axis is a batch dim of `jax.vmap`,
