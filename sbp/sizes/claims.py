@@ -175,8 +175,7 @@ def _large(
 
 
 def _large_enough(shape: Sequence[Any], codes: Codes, pinned: Codes, sizes: Sequence[int]) -> bool:
-    forced, _ = needs_of(shape, (pinned,), sizes)
-    return has_elements(shape, codes, sizes, forced)
+    return has_elements(shape, codes, sizes, needs_of(shape, (pinned,), sizes)[0])
 
 
 def _row(node: Node, program: Graph, typing: Typing) -> Iterator[Claim]:
@@ -239,10 +238,13 @@ def _is_offered(
     op = Op(op.name, op.params, op.ins, op.outs, n, ROUNDED_PARTS.name in row.kernels)
     avals, codes = (*op.ins, *op.outs), tuple(t[position] for t in (*row.ins, *row.outs))
     rule = rule_for(op.name)
-    if op.name in REGION_OPS:
-        rows = region_rows(op, axis)
-    else:
-        rows = (all_b(op),) if rule is None else rule.rows(op)
+    rows = (
+        region_rows(op, axis)
+        if op.name in REGION_OPS
+        else rule.rows(op)
+        if rule is not None
+        else (all_b(op),)
+    )
     sends = policies[position] == "auto"
     for r in rows:
         kernel = kernel_named(r.kernel)
@@ -258,8 +260,7 @@ def _is_offered(
                 else jax.ShapeDtypeStruct(local_shape(a.shape, (c,), (n,)), a.dtype)
                 for k, (a, c) in enumerate(zip(avals, codes, strict=True))
             )
-            ins, outs = shards[: len(op.ins)], shards[len(op.ins) :]
-            inner = Op(op.name, op.params, ins, outs, 1)
+            inner = Op(op.name, op.params, shards[: len(op.ins)], shards[len(op.ins) :], 1)
             if _is_offered(inner, row, mesh, policies, (*kernels, r.kernel)):
                 return True
     return False
@@ -533,8 +534,11 @@ def point_text(point: Point) -> str:
 
 def _scope_text(scope: Scope) -> str:
     """The scope in words, without the constraints that JAX adds to one on a `mod`."""
-    multiples = (MULTIPLE.fullmatch(c) for c in scope.constraints)
-    added = {f"{m[2]}*floordiv({m[1]}, {m[2]}) == {m[1]}" for m in multiples if m}
+    added = {
+        f"{m[2]}*floordiv({m[1]}, {m[2]}) == {m[1]}"
+        for m in map(MULTIPLE.fullmatch, scope.constraints)
+        if m
+    }
     shown = [c for c in scope.constraints if c not in added]
     bounded = [n for n in scope.names if any(c.startswith((f"{n}>", f"{n} >")) for c in shown)]
     return " and ".join([*(f"{n} >= 1" for n in scope.names if n not in bounded), *shown])
