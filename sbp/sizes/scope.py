@@ -259,14 +259,16 @@ def first_difference(graph: Graph, other: Graph) -> tuple[Node | None, Node | No
     A function may trace to other operations when its sizes are symbolic: `x[:n]` is a gather for a
     symbolic n and a slice for a number.
     """
-    for mine, theirs in itertools.zip_longest(_computing(graph), _computing(other)):
-        if (
-            mine is None
+    return next(
+        (
+            (mine, theirs)
+            for mine, theirs in itertools.zip_longest(_computing(graph), _computing(other))
+            if mine is None
             or theirs is None
             or (mine.op, len(mine.outputs)) != (theirs.op, len(theirs.outputs))
-        ):
-            return mine, theirs
-    return None
+        ),
+        None,
+    )
 
 
 def _computing(graph: Graph) -> Iterator[Node]:
@@ -361,10 +363,8 @@ class Scope:
         """
         largest = int(count ** (1 / max(1, len(self.names))) + 1e-9)
         every = itertools.product(range(1, largest + 1), repeat=len(self.names))
-        for values in sorted(every, key=lambda v: (max(v, default=0), v)):
-            point = dict(zip(self.names, values, strict=True))
-            if self.allows(point):
-                yield point
+        ordered = sorted(every, key=lambda v: (max(v, default=0), v))
+        yield from filter(self.allows, (dict(zip(self.names, v, strict=True)) for v in ordered))
 
 
 def holds_at(region: Region, point: Point) -> bool:
