@@ -305,18 +305,14 @@ def init_params(key: jax.Array, cfg: ModelConfig) -> Tree:
       output (A * D)^-0.5, feed-forward, gate and experts uniform of variance 1 / fan_in.
     """
     draw, m = Draw(cfg=cfg, keys=iter(jax.random.split(key, 64))), cfg.model_dim
-    encoder = {}
-    if cfg.encoder_layers:
-        encoder["source_embedding"] = draw.normal(1.0, cfg.source_vocab, m)
-    target_embedding = draw.normal(1.0, cfg.target_vocab, m)
-    if cfg.encoder_layers:
-        encoder["encoder"] = draw.stack(cfg.encoder_layers, cfg.router, cross=False)
-        encoder["encoder_norm"] = draw.ones(m)
-    router = cfg.decoder().router
+    encodes = bool(cfg.encoder_layers)
+    # The order of the entries is the order of the keys.
     return {
-        **encoder,
-        "target_embedding": target_embedding,
-        "decoder": draw.stack(cfg.decoder_layers, router, cross=bool(encoder)),
+        **({"source_embedding": draw.normal(1.0, cfg.source_vocab, m)} if encodes else {}),
+        "target_embedding": draw.normal(1.0, cfg.target_vocab, m),
+        **({"encoder": draw.stack(cfg.encoder_layers, cfg.router, cross=False)} if encodes else {}),
+        **({"encoder_norm": draw.ones(m)} if encodes else {}),
+        "decoder": draw.stack(cfg.decoder_layers, cfg.decoder().router, cross=encodes),
         "decoder_norm": draw.ones(m),
         "logits": draw.normal(1.0, m, cfg.target_vocab),
     }
@@ -548,35 +544,31 @@ class Draw:
         """The paper's experts and their router; then what other routers have, and other experts."""
         cfg, m, e, h = self.cfg, self.cfg.model_dim, self.cfg.experts, self.cfg.expert_dim
         wide, shared = wide_dtype(cfg.weight_dtype), h * cfg.shared_experts
-        tree = {
+        inner = ("in", "linear") if cfg.expert_activation == "swiglu" else ("in",)
+        others = {name: (e,) if name == "bias" else (m, e) for name in ROUTERS[router].weights}
+        return {
             "norm": self.ones(pairs, m),
             "gate": self.uniform(m, pairs, m, e).astype(wide),
             "expert_in": self.uniform(m, pairs, e, m, h),
             "expert_out": self.uniform(h, pairs, e, h, m),
+            **{name: jnp.zeros((pairs, *shape), wide) for name, shape in others.items()},
+            **({"expert_linear": self.uniform(m, pairs, e, m, h)} if "linear" in inner else {}),
+            **{f"shared_{n}": self.uniform(m, pairs, m, shared) for n in inner if shared},
+            **({"shared_out": self.uniform(shared, pairs, shared, m)} if shared else {}),
         }
-        for name in ROUTERS[router].weights:
-            shape = (e,) if name == "bias" else (m, e)
-            tree[name] = jnp.zeros((pairs, *shape), wide)
-        names = ("in", "linear") if cfg.expert_activation == "swiglu" else ("in",)
-        if "linear" in names:
-            tree["expert_linear"] = self.uniform(m, pairs, e, m, h)
-        if shared:
-            tree |= {f"shared_{name}": self.uniform(m, pairs, m, shared) for name in names}
-            tree["shared_out"] = self.uniform(shared, pairs, shared, m)
-        return tree
 
     def stack(self, layers: int, router: str, *, cross: bool) -> Tree:
         """Layer pairs of one side, or layers where all have experts."""
-        cfg, tree, pairs = self.cfg, {}, layers // self.cfg.moe_every
-        if cfg.moe_every == 2:
-            tree["attention1"] = self.attention(pairs)
-            tree["dense"] = self.feed_forward(pairs, cfg.ffn_dim)
-        tree["attention2"] = self.attention(pairs)
-        if cfg.experts:
-            tree["moe"] = self.experts(pairs, router)
-        else:
-            tree["wide"] = self.feed_forward(pairs, 2 * cfg.expert_dim)
-        if cross:
-            names = ("cross1", "cross2")[2 - cfg.moe_every :]
-            tree |= {name: self.attention(pairs) for name in names}
-        return tree
+        cfg, pairs = self.cfg, layers // self.cfg.moe_every
+        dense, crossed = cfg.moe_every == 2, ("cross1", "cross2")[2 - cfg.moe_every :]
+        return {
+            **({"attention1": self.attention(pairs)} if dense else {}),
+            **({"dense": self.feed_forward(pairs, cfg.ffn_dim)} if dense else {}),
+            "attention2": self.attention(pairs),
+            **(
+                {"moe": self.experts(pairs, router)}
+                if cfg.experts
+                else {"wide": self.feed_forward(pairs, 2 * cfg.expert_dim)}
+            ),
+            **{name: self.attention(pairs) for name in crossed if cross},
+        }
