@@ -173,12 +173,11 @@ class Stack:
         """The MoE layer, or what a dense model has in its place."""
         mask = (self.tokens != PAD).reshape(x.shape[:2])
         if not self.cfg.experts:
-            wide = p["wide"]
             none = jnp.zeros((), jnp.float32)
             tokens = jnp.sum(mask.astype(jnp.float32))
             load = jnp.zeros((1,), jnp.float32)
             metrics = GatingMetrics(tokens, load, none, none, none, load, none)
-            y = feed_forward(wide, rms_norm(x, wide["norm"]))
+            y = feed_forward(p["wide"], rms_norm(x, p["wide"]["norm"]))
             return y, RouterLosses(none, none), metrics
         normed, key, sharding = rms_norm(x, p["moe"]["norm"]), subkey(place, 3), self.sharding
         return moe_feed_forward(p["moe"], normed, mask, self.cfg, key=key, sharding=sharding)
@@ -203,10 +202,11 @@ class Stack:
         if (both := self.memory.segments) is not None:
             allowed &= same_segment(both.target, both.source)
         normed = rms_norm(x, weights["norm"])
-        if cache is not None:
-            seen = cache.memory[f"cross{name}"]
-        else:
-            seen = keys_values(weights, self.memory.values, allowed.shape[1])
+        seen = (
+            keys_values(weights, self.memory.values, allowed.shape[1])
+            if cache is None
+            else cache.memory[f"cross{name}"]
+        )
         drop = partial(dropout, rate=rate, key=subkey(place, 2))
         branch = attention(weights, normed, seen, allowed, drop=drop)
         return self._residual(x, branch, subkey(place, 3)), own
@@ -483,10 +483,13 @@ def loss_fn(
     smoothed = nll + cfg.label_smoothing * (gold - jnp.mean(logits, axis=-1))
     loss = jnp.sum(smoothed * real) / tokens
     aux = jax.tree.map(lambda a: a / microbatches, aux)
-    total = loss + cfg.aux_coefficient * jnp.sum(aux.balance).astype(loss.dtype)
-    total = total + cfg.router_z_loss * jnp.sum(aux.z).astype(loss.dtype)
+    total = (
+        loss
+        + cfg.aux_coefficient * jnp.sum(aux.balance).astype(loss.dtype)
+        + cfg.router_z_loss * jnp.sum(aux.z).astype(loss.dtype)
+    )
     hits = (jnp.argmax(logits, axis=-1) == labels).astype(logits.dtype) * real
-    metrics = Metrics(
+    return total, Metrics(
         loss=loss,
         nll=jnp.sum(nll * real) / tokens,
         aux=jnp.mean(aux.balance),
@@ -495,7 +498,6 @@ def loss_fn(
         decoder=decoder,
         layer_aux=aux.balance,
     )
-    return total, metrics
 
 
 # ---- first parameters ---------------------------------------------------------------------------
@@ -513,8 +515,7 @@ class Draw:
         return jnp.ones(shape, wide_dtype(self.cfg.weight_dtype))
 
     def normal(self, stddev: float, *shape: int) -> jax.Array:
-        dtype = jnp.dtype(self.cfg.weight_dtype)
-        return stddev * jax.random.normal(next(self.keys), shape, dtype)
+        return stddev * jax.random.normal(next(self.keys), shape, jnp.dtype(self.cfg.weight_dtype))
 
     def uniform(self, fan_in: int, *shape: int) -> jax.Array:
         limit = math.sqrt(3.0 / fan_in)
