@@ -349,8 +349,9 @@ def encode(
     given means training, and `segments` [G, n, T] that rows hold several sentences."""
     signal = signal_of(cfg, source.shape[-1], segments)
     x = embed(params["source_embedding"], source, cfg, subkey(key, 0), sharding, signal)
-    side = Stack(cfg=cfg, tokens=source, key=subkey(key, 1), sharding=sharding, segments=segments)
-    x, aux, metrics = side.run(params["encoder"], x)
+    x, aux, metrics = Stack(
+        cfg=cfg, tokens=source, key=subkey(key, 1), sharding=sharding, segments=segments
+    ).run(params["encoder"], x)
     return rms_norm(x, params["encoder_norm"]), aux, metrics
 
 
@@ -367,7 +368,7 @@ def decode(
     segments = memory.segments.target if memory.segments else None
     signal = signal_of(cfg, target_in.shape[-1], segments)
     x = embed(params["target_embedding"], target_in, cfg, subkey(key, 2), sharding, signal)
-    side = Stack(
+    x, aux, metrics = Stack(
         cfg=cfg.decoder(),
         tokens=target_in,
         key=subkey(key, 3),
@@ -375,8 +376,7 @@ def decode(
         causal=True,
         memory=memory,
         segments=segments,
-    )
-    x, aux, metrics = side.run(params["decoder"], x)
+    ).run(params["decoder"], x)
     return logits_of(params, x, cfg, key), aux, metrics
 
 
@@ -398,15 +398,14 @@ def continue_prefix(
         pairs = jnp.concatenate([segments.source, segments.target], axis=-1)
     signal = signal_of(cfg, tokens.shape[-1], pairs)
     x = embed(params["target_embedding"], tokens, cfg, subkey(key, 2), sharding, signal)
-    side = Stack(
+    x, aux, metrics = Stack(
         cfg=cfg,
         tokens=tokens,
         key=subkey(key, 3),
         sharding=sharding,
         causal=True,
         segments=pairs,
-    )
-    x, aux, metrics = side.run(params["decoder"], x)
+    ).run(params["decoder"], x)
     x = x.reshape(*tokens.shape, cfg.model_dim)[:, :, source.shape[-1] :]
     x = sharding.split_groups(x.reshape(x.shape[0], -1, cfg.model_dim))
     return logits_of(params, x, cfg, key), aux, metrics
