@@ -159,30 +159,33 @@ class BeamSearch:
         none = jnp.zeros((), jnp.int32)
         cache = Cache({name: KeysValues(empty, empty) for name in names}, {}, none, none)
         if memory is not None:
-
-            def seen(layer: Any) -> Any:
-                weights = cast_weights(layer, dtype)
-                return {n: keys_values(w, memory.values, sequences) for n, w in weights.items()}
-
             cross = {name: w for name, w in layers.items() if name.startswith("cross")}
-            return cache._replace(memory=jax.lax.map(seen, cross))
+            seen = jax.lax.map(
+                lambda layer: {
+                    name: keys_values(w, memory.values, sequences)
+                    for name, w in cast_weights(layer, dtype).items()
+                },
+                cross,
+            )
+            return cache._replace(memory=seen)
         pairs = (source != PAD).astype(jnp.int32)
         before = jnp.arange(slots) <= jnp.arange(length)[:, None]
         real = jnp.pad(source != PAD, ((0, 0), (0, 0), (0, slots - length)))
-        stack = Stack(
+        _, cache = Stack(
             cfg=dropless(cfg),
             tokens=source,
             key=None,
             sharding=self.sharding,
             visible=real[:, :, None] & before,
             places=places(pairs),
+        ).step(
+            layers,
+            embed(table, source, cfg, None, self.sharding, signal_of(cfg, length, pairs)),
+            cache,
         )
-        x = embed(table, source, cfg, None, self.sharding, signal_of(cfg, length, pairs))
-        _, cache = stack.step(layers, x, cache)
-        own = cache.own
         if self.reorder:
-            own = jax.tree.map(lambda x: jnp.repeat(x, k, axis=2), own)
-        return cache._replace(own=own, place=none, first=none + length)
+            cache = cache._replace(own=jax.tree.map(lambda x: jnp.repeat(x, k, axis=2), cache.own))
+        return cache._replace(place=none, first=none + length)
 
     def _decode(
         self,
@@ -206,7 +209,7 @@ class BeamSearch:
             shown = jnp.concatenate([prefix, past], axis=-1)
             shown = shown.reshape(groups, sequences * k, 1, -1)
             here = jnp.repeat(here, k, axis=1) if here.ndim else here
-        stack = Stack(
+        x, cache = Stack(
             cfg=dropless(self.cfg.decoder()),
             tokens=beam.last,
             key=None,
@@ -214,8 +217,7 @@ class BeamSearch:
             memory=memory,
             visible=shown,
             places=here,
-        )
-        x, cache = stack.step(params["decoder"], x, beam.cache)
+        ).step(params["decoder"], x, beam.cache)
         logits = logits_of(params, x, self.cfg)
         return logits.reshape(groups, sequences, k, -1), visible, cache
 
