@@ -368,15 +368,13 @@ def gate(
     # The router is float32 whatever the model is: 16-bit logits change the chosen experts of
     # several per cent of the tokens.
     dtype = jnp.promote_types(x.dtype, jnp.float32)
-    router, experts = ROUTERS[cfg.router], params["gate"].shape[-1]
+    router, shape = ROUTERS[cfg.router], (*mask.shape, params["gate"].shape[-1])
 
     def logits(name: str) -> jax.Array:
         weight = params[name].astype(dtype)
         return jnp.einsum("gsm,me->gse", x.astype(dtype), weight, precision="highest")
 
-    draw = None
-    if key is not None and router.draw is not None:
-        draw = router.draw(key, (*mask.shape, experts), dtype)
+    draw = router.draw(key, shape, dtype) if key is not None and router.draw is not None else None
     seen = Scores(
         logits=logits("gate"),
         real=mask.astype(dtype),
@@ -384,8 +382,7 @@ def gate(
         noise=logits("noise") if "noise" in router.weights else None,
         bias=params["bias"].astype(dtype) if "bias" in router.weights else None,
     )
-    capacity = capacity_of(cfg, mask.shape[1], training=key is not None)
-    return route(seen, capacity, cfg)
+    return route(seen, capacity_of(cfg, mask.shape[1], training=key is not None), cfg)
 
 
 def capacity_of(cfg: ModelConfig, group_size: int, *, training: bool) -> int:
@@ -393,9 +390,9 @@ def capacity_of(cfg: ModelConfig, group_size: int, *, training: bool) -> int:
     if cfg.dispatch == "sort":
         return group_size
     factor = cfg.capacity_factor_per_choice if training else cfg.eval_capacity_factor_per_choice
-    rounding = cfg.capacity_rounding
-    if rounding == "router":
-        rounding = ROUTERS[cfg.router].rounding
+    rounding = (
+        ROUTERS[cfg.router].rounding if cfg.capacity_rounding == "router" else cfg.capacity_rounding
+    )
     return expert_capacity(group_size, cfg.experts, factor, choices=cfg.choices, rounding=rounding)
 
 
@@ -555,10 +552,11 @@ def expert(weights: Params, x: jax.Array, into: Dot, out: Dot | None = None) -> 
       out: the product with W_out, where it is another.
     """
     hidden = into(x, weights["expert_in"])
-    if "expert_linear" in weights:
-        hidden = jax.nn.silu(hidden) * into(x, weights["expert_linear"])
-    else:
-        hidden = jax.nn.relu(hidden)
+    hidden = (
+        jax.nn.silu(hidden) * into(x, weights["expert_linear"])
+        if "expert_linear" in weights
+        else jax.nn.relu(hidden)
+    )
     return (out or into)(hidden, weights["expert_out"])
 
 
