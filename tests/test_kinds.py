@@ -12,6 +12,7 @@ import pytest
 import sbp
 from sbp import signatures
 from sbp.kinds import SHOWN_CHARACTERS, WHOLE_NUMBER, made_of, show, takes
+from tests.same import refused
 
 
 @takes("f", n=WHOLE_NUMBER, rest=WHOLE_NUMBER, more=WHOLE_NUMBER)
@@ -35,9 +36,7 @@ def test_what_fits_passes():
     ],
 )
 def test_what_does_not_fit_is_refused(args, kwargs, message):
-    with pytest.raises(sbp.SbpError, match=f"^bad-argument: {re.escape(message)}") as caught:
-        f(*args, **kwargs)
-    assert isinstance(caught.value, TypeError)
+    refused(f"^bad-argument: {re.escape(message)}", f, *args, kind=TypeError, **kwargs)
 
 
 @takes("g")
@@ -70,6 +69,8 @@ def test_a_value_that_cannot_be_shown_is_named_by_its_class():
 
 
 SBP: Any = sbp  # wrong calls are meant here
+ONE = sbp.make_mesh((1,), ("data",))
+PLAN: Any = sbp.jit(jax.numpy.sin, ONE).plan(np.ones(8, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -140,16 +141,81 @@ SBP: Any = sbp  # wrong calls are meant here
             lambda: signatures.register("add", samples=cast(Any, 3)),
             "`samples` must be a list of samples",
         ),
+        (
+            lambda: SBP.jit(jax.numpy.sin, ONE, remat="always"),
+            '`remat` must be one of "auto", "never"',
+        ),
+        *(
+            (
+                lambda dtype=dtype: SBP.jit(jax.numpy.sin, ONE, reduce_dtype=dtype),
+                "unknown-option: reduce_dtype must be jnp.float32",
+            )
+            for dtype in (
+                jax.numpy.float64,
+                jax.numpy.int32,
+                jax.numpy.complex64,
+                jax.numpy.float8_e5m2,
+                "f32",
+                32,
+            )
+        ),
+        (lambda: SBP.Partial(np.ones((2, 4)), sbp.parse("x:P"), np.int32), "unknown-option: "),
+        # plans and reports
+        (lambda: PLAN.diff(3), "`other` must be another plan, got 3"),
+        (lambda: PLAN.source("plan.npz"), "must end in .py"),
+        (
+            lambda: jax.jit(PLAN.place)(np.ones(8, np.float32)),
+            "input x is traced by a transformation",
+        ),
+        (
+            lambda: (
+                sbp.jit(jax.numpy.sin, jax.sharding.AbstractMesh((2,), ("x",)), hardware="cpu")
+                .plan(np.ones(8))
+                .place(np.ones(8))
+            ),
+            "abstract-mesh",
+        ),
+        (
+            lambda: (
+                sbp.jit(lambda params: params["w"] * 2, ONE)
+                .plan({"w": 1.0})
+                .report()
+                .where("params['v']")
+            ),
+            "did you mean \"params['w']\"",
+        ),
+        (lambda: PLAN.report().picture(axis="dta"), "has no axis 'dta'; did you mean \"data\""),
+        (lambda: PLAN.report().picture(by="lines"), "line"),
+        *(
+            (lambda x=x: PLAN.report().bytes(x), "`other` must be a Report, or None, got")
+            for x in (PLAN, type("Unshown", (), {"__repr__": None})())
+        ),
+        # policies and budgets
+        (lambda: SBP.forbid("all_gathers"), "unknown-option: "),
+        (lambda: SBP.forbid(where="forwards"), "unknown-option: "),
+        (lambda: SBP.forbid(where=["loop"]), "unknown-option: "),
+        (lambda: SBP.forbid(where={"loop": 1}), "unknown-option: "),
+        (lambda: SBP.forbid(["all_gather"]), "unknown-option: "),
+        (lambda: SBP.forbid(above=-1), "bad-argument: "),
+        (lambda: SBP.forbid(axis=""), "bad-argument: "),
+        (lambda: SBP.forbid(axis=["dcn"]), "bad-argument: "),
+        (lambda: SBP.jit(len, ONE, budgets=[sbp.forbid(axis="dta")]), "unknown-axis: "),
+        (lambda: SBP.jit(len, ONE, budgets=sbp.forbid()), "bad-argument: "),
+        (lambda: SBP.jit(len, ONE, boxing={"dta": "auto"}), "unknown-axis: "),
+        (lambda: SBP.jit(len, ONE, boxing={"data": "some"}), "unknown-option: "),
+        (lambda: SBP.policy("some").__enter__(), "unknown-option: "),
+        (lambda: SBP.policy(["auto"]).__enter__(), "unknown-option: "),
+        (lambda: SBP.policy("explicit", "").__enter__(), "bad-argument: "),
+        (lambda: SBP.policy("explicit", "data", None).__enter__(), "bad-argument: "),
+        (lambda: SBP.policy("explicit", ("x", "data")).__enter__(), "bad-argument: "),
     ],
 )
 def test_public_functions_name_the_argument_and_what_they_take(call, message):
-    with pytest.raises(sbp.SbpError, match=re.escape(message)):
-        call()
+    refused(re.escape(message), call)
 
 
 ENDLESS: Any = []
 ENDLESS.append({"a": (ENDLESS,)})
-ONE = sbp.make_mesh((1,), ("data",))
 READERS: dict[str, Callable[[Any], Any]] = {
     "in_types": lambda tree: sbp.jit(lambda x: x, ONE, in_types=tree),
     "out_types": lambda tree: sbp.jit(lambda x: x, ONE, out_types=(tree,)),
@@ -168,5 +234,4 @@ READERS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("reader", READERS)
 def test_a_tree_that_contains_itself_is_refused_before_jax_sees_it(reader, tree):
     """After JAX has failed to flatten one, no Python function can be called any more."""
-    with pytest.raises(sbp.SbpError, match="contains itself, or is nested too deep"):
-        READERS[reader](tree)
+    refused("contains itself, or is nested too deep", READERS[reader], tree)

@@ -351,16 +351,6 @@ def test_a_plan_with_types_names_a_missing_argument():
         plan(A)
 
 
-def test_a_traced_array_is_not_placed():
-    plan = sbp.jit(lambda w: w * 2, sbp.make_mesh((2,), ("x",))).plan(W)
-    refused("input w is traced by a transformation", jax.jit(lambda w: plan.place(w)), W)
-
-
-def test_an_abstract_mesh_has_no_places():
-    plan = sbp.jit(lambda w: w * 2, jax.sharding.AbstractMesh((2,), ("x",)), hardware="cpu").plan(W)
-    refused("abstract-mesh", plan.place, W)
-
-
 @pytest.mark.parametrize("rows", [13, 3, 1])
 def test_held_padded_in_host_memory(rows):
     """Results, too, have 0 in their padding, though JAX mixes no values of two memories."""

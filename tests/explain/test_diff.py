@@ -197,9 +197,3 @@ def test_unrolled_turns_of_a_loop_are_told_apart():
     )
     (h,) = [d for d in this.diff(other).difference.values if d.name == "h"]
     assert repr(h.other.type) == "data:S(0) model:S(1)"
-
-
-def test_only_plans_are_compared():
-    number: Any = 3
-    with pytest.raises(sbp.SbpError, match=r"`other` must be another plan, got 3"):
-        why_programs.plan("accumulated_step").diff(number)

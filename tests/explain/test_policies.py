@@ -396,39 +396,6 @@ def test_a_budget_in_loops_beside_one_of_a_pass(name, pinned):
     assert broken() == [True, True] and broken(*(budget for budget, _ in both)) == [False, False]
 
 
-# Arguments are wrong on purpose here, which the type checker would refuse.
-forbid: Any = sbp.forbid
-jit: Any = sbp.jit
-policy: Any = sbp.policy
-
-
-@pytest.mark.parametrize(
-    ("wrong", "code"),
-    [
-        (lambda: forbid("all_gathers"), "unknown-option"),
-        (lambda: forbid(where="forwards"), "unknown-option"),
-        (lambda: forbid(above=-1), "bad-argument"),
-        (lambda: jit(loss, MESH, budgets=[sbp.forbid(axis="modle")]), "unknown-axis"),
-        (lambda: jit(loss, MESH, budgets=sbp.forbid()), "bad-argument"),
-        (lambda: jit(loss, MESH, boxing={"modle": "auto"}), "unknown-axis"),
-        (lambda: jit(loss, MESH, boxing={"model": "some"}), "unknown-option"),
-        (lambda: policy("some").__enter__(), "unknown-option"),
-        (lambda: forbid(where=["loop"]), "unknown-option"),
-        (lambda: forbid(where={"loop": 1}), "unknown-option"),
-        (lambda: forbid(["all_gather"]), "unknown-option"),
-        (lambda: forbid(axis=""), "bad-argument"),
-        (lambda: forbid(axis=["dcn"]), "bad-argument"),
-        (lambda: policy(["auto"]).__enter__(), "unknown-option"),
-        (lambda: policy("explicit", "").__enter__(), "bad-argument"),
-        (lambda: policy("explicit", "model", None).__enter__(), "bad-argument"),
-        (lambda: policy("explicit", ("dcn", "model")).__enter__(), "bad-argument"),
-    ],
-)
-def test_bad_input(wrong, code):
-    with pytest.raises(sbp.SbpError, match=f"^{code}: "):
-        wrong()
-
-
 @pytest.mark.parametrize(
     "call",
     [

@@ -128,11 +128,6 @@ def test_very_many_lines_fold_into_functions():
     assert "the program by function" in made.report().picture().text()
 
 
-def test_what_cannot_be_drawn_is_refused(plan):
-    refused(r"has no axis 'modle'; did you mean \"model\"", plan.report().picture, axis="modle")
-    refused("line", plan.report().picture, by="lines")
-
-
 def test_branches_of_a_conditional_are_all_shown_and_that_is_said():
     def step(x, w, first):
         h = x @ w
@@ -367,11 +362,6 @@ def test_many_places_are_added_up_in_one_row():
 def test_a_plan_that_sends_nothing_says_so():
     made = sbp.jit(jnp.tanh, MESH, in_types=("data:S(0)",)).plan(shape(64, 64))
     assert "no device sends anything" in made.report().bytes().text()
-
-
-def test_only_a_report_stands_beside_another(scoped_plan):
-    for other in (scoped_plan, type("Unshown", (), {"__repr__": None})()):
-        refused("`other` must be a Report, or None, got", scoped_plan.report().bytes, other)
 
 
 # ---- the annotated source -----------------------------------------------------------------------

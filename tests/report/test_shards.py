@@ -167,11 +167,6 @@ def test_a_large_mesh_is_folded_and_counted():
     assert "and 8176 more shards" in text and len(picture.svg) < 200_000
 
 
-def test_an_unknown_name_is_refused_with_the_nearest(report):
-    with pytest.raises(sbp.SbpError, match=r"did you mean \"params\['w'\]\""):
-        report.where("params['v']")
-
-
 def test_a_text_of_40_columns_is_readable(report):
     for name, width in itertools.product(("x", "result"), (40, 80, 200)):
         assert max(map(len, report.where(name).lines(width))) <= width
