@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, reshard
 import sbp
 from sbp.errors import SourceEdit
 from sbp.source.reader import exact_text
-from tests.same import assert_same_results
+from tests.same import assert_same_results, refused
 
 AUTO, EXPLICIT = (
     {
@@ -289,8 +289,7 @@ def test_an_ordered_debug_effect_is_refused_in_check_as_in_the_call(show):
         "unsupported-effect",
         __file__,
     )
-    with pytest.raises(sbp.SbpError, match=r"unsupported-effect.* with ordered=True"):
-        f(XS)
+    refused(r"unsupported-effect.* with ordered=True", f, XS)
 
 
 def test_an_ordered_debug_effect_runs_on_one_device(capsys):
