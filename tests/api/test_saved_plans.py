@@ -157,6 +157,20 @@ CHANGED = {
     "no type": (r'("choices"): \[', r'\1: [3, "x", ', r"it has \d+ choices, and this call needs"),
     "another type": (r'("choices"): \[\[', r'\1: [["x", ', "see `choices` in the file|do not hold"),
     "prices": ('("memory_prices"): [^,}]+', r"\1: 7", FIGURES),
+    **{
+        name: ("(?s).+", text, "^saved-plan: ")
+        for name, text in {
+            "nothing": "",
+            "no brace": "plan x=2 {",
+            "a list": "[]",
+            "another file": '{"a": 1}',
+            "a later format": '{"sbp plan": 99}',
+            "no text": (
+                '{"sbp plan": 5, "made_for": {}, "program": "", "figures": {}, "removed": []}'
+            ),
+            "wrong kinds": '{"sbp plan": 5, "made_for": [], "program": 3, "figures": 4, "plan": 6}',
+        }.items()
+    },
 }
 
 
