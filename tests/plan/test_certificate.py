@@ -4,11 +4,12 @@ import ast
 import contextlib
 import copy
 import functools
-import importlib.util
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -25,17 +26,8 @@ from tests.plan.test_saved import rematerialised
 CHECKER = Path(__file__).parents[2] / "tools" / "certify.py"
 NAMES = ("data", "model", "pod")
 MESHES = [(8,), (2, 4), (2, 2, 2)]
-
-
-def loaded() -> Any:
-    spec = importlib.util.spec_from_file_location("certify", CHECKER)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-certify = loaded()
+certify: Any = SimpleNamespace(**runpy.run_path(str(CHECKER)))
+"""The checker, which is no part of a package."""
 
 
 # ---- programs -----------------------------------------------------------------------------------
