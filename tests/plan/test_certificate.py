@@ -246,11 +246,6 @@ def other_bytes(rng, c, box):
     pick(rng, [s for s in box["steps"] if "bytes" in s])["bytes"] *= float(rng.uniform(0.5, 0.99))
 
 
-def doubled(rng, c, place):
-    block, k = place
-    block.insert(k, copy.deepcopy(block[k]))
-
-
 def swapped(rng, c):
     """An instruction after one that reads its result."""
     pairs = []
@@ -269,10 +264,6 @@ def other_operand(rng, c, operands):
     source[0] = (source[0] + int(rng.integers(1, 4))) % len(c["program"]["values"])
 
 
-def other_operation(rng, c, run):
-    run["run"] += int(rng.integers(1, 4))
-
-
 def other_claim(rng, c):
     claim = pick(rng, c[pick(rng, ["arguments", "results"])])
     claim[1] = pick(
@@ -285,10 +276,6 @@ def other_mesh(rng, c):
     boxes = [block[k] for block, k in instructions(c, "convert")]
     step = pick(rng, [s for box in boxes for s in box["steps"] if s.get("bytes")])
     c["mesh"][pick(rng, step["axes"])][1] *= 2
-
-
-def other_total(rng, c):
-    c["bytes_per_device"] = c["bytes_per_device"] * 0.9 - 1
 
 
 def other_primitive(rng, c):
@@ -311,23 +298,12 @@ def other_result(rng, c):
     out[0], out[1] = out[1], out[0]
 
 
-def other_carry(rng, c, loop):
-    other_type(rng, c, pick(rng, loop["bodies"][0][pick(rng, ["in", "out"])]))
-
-
-def other_trips(rng, c):
-    pick(rng, [o for o in operations(c) if "trips" in o])["trips"] += int(rng.integers(1, 5))
-
-
 def other_shape(rng, c, shape):
     shape[int(rng.integers(len(shape)))] *= 2
 
 
 def figure(name, factor):
-    def forge(rng, c):
-        c["cost"][name] *= factor
-
-    return forge
+    return lambda rng, c: c["cost"].update({name: c["cost"][name] * factor})
 
 
 def other_message(rng, c):
@@ -352,11 +328,6 @@ def other_state(rng, c):
     variable["chosen"] = (variable["chosen"] + int(rng.integers(1, count))) % count
 
 
-def without_variable(rng, c):
-    variables = c["cost"]["variables"]
-    del variables[int(rng.integers(len(variables)))]
-
-
 def other_price(rng, c):
     """The price of a state that the plan has."""
     cost = c["cost"]
@@ -374,15 +345,6 @@ def without_key(rng, c):
     del part[pick(rng, sorted(keys))]
 
 
-def truncated(rng, c):
-    text = json.dumps(c)
-    return text[: int(rng.integers(len(text)))]
-
-
-def not_a_number(rng, c):
-    pick(rng, instructions(c, "convert") or instructions(c, "run"))[0].append(float("nan"))
-
-
 FORGERIES: dict[str, Any] = {
     "the type of an operand": typed("in"),
     "the type of a result": typed("out"),
@@ -391,14 +353,20 @@ FORGERIES: dict[str, Any] = {
     "a step to another type": changed(made("convert"), other_target),
     "another collective": changed(made("convert"), other_kind),
     "fewer bytes in a step": changed(made("convert"), other_bytes),
-    "another total of bytes": other_total,
+    "another total of bytes": lambda rng, c: c.update(
+        bytes_per_device=c["bytes_per_device"] * 0.9 - 1
+    ),
     "an instruction dropped": changed(anywhere, lambda rng, c, place: place[0].pop(place[1])),
-    "an instruction doubled": changed(anywhere, doubled),
+    "an instruction doubled": changed(
+        anywhere, lambda rng, c, place: place[0].insert(place[1], copy.deepcopy(place[0][place[1]]))
+    ),
     "an instruction after its reader": swapped,
     "another operand": changed(
         lambda c: [run["in"] for run in made("run")(c) if run["in"]], other_operand
     ),
-    "another operation": changed(made("run"), other_operation),
+    "another operation": changed(
+        made("run"), lambda rng, c, run: run.update(run=run["run"] + int(rng.integers(1, 4)))
+    ),
     "another claim at the boundary": other_claim,
     "a larger mesh": other_mesh,
     "another primitive": other_primitive,
@@ -410,8 +378,16 @@ FORGERIES: dict[str, Any] = {
         lambda rng, c, operands: operands.reverse(),
     ),
     "results exchanged": other_result,
-    "another type in a loop": changed(made("loop"), other_carry),
-    "another number of trips": other_trips,
+    "another type in a loop": changed(
+        made("loop"),
+        lambda rng, c, loop: other_type(
+            rng, c, pick(rng, loop["bodies"][0][pick(rng, ["in", "out"])])
+        ),
+    ),
+    "another number of trips": changed(
+        lambda c: [o for o in operations(c) if "trips" in o],
+        lambda rng, c, loop: loop.update(trips=loop["trips"] + int(rng.integers(1, 5))),
+    ),
     "another shape": changed(lambda c: [s for _, s in c["program"]["values"] if s], other_shape),
     "a higher bound": figure("bound", 1.01),
     "fewer seconds": figure("seconds", 0.9),
@@ -419,11 +395,17 @@ FORGERIES: dict[str, Any] = {
     "a bound of sbp above the cost": figure("bound of sbp", 1.5),
     "another message": other_message,
     "another state": other_state,
-    "a variable dropped": without_variable,
+    "a variable dropped": changed(
+        lambda c: range(len(c["cost"]["variables"])),
+        lambda rng, c, number: c["cost"]["variables"].pop(number),
+    ),
     "another price": other_price,
     "a missing key": without_key,
-    "not a number": not_a_number,
-    "a truncated file": truncated,
+    "not a number": changed(
+        lambda c: instructions(c, "convert") or instructions(c, "run"),
+        lambda rng, c, place: place[0].append(float("nan")),
+    ),
+    "a truncated file": lambda rng, c: json.dumps(c)[: int(rng.integers(len(json.dumps(c))))],
 }
 OF_COSTS = {
     *("a higher bound", "fewer seconds", "a cheaper choice", "a bound of sbp above the cost"),
