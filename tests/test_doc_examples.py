@@ -22,22 +22,13 @@ PAGES = [
 def examples(page: Path):
     """Each Python block of a page with its line, and the text block that follows before the next
     Python block or heading, if any."""
-    code: str | None = None
-    at = 0
     fence = re.compile(r"^```(python|text)\n(.*?)^```$|^#+ ", re.MULTILINE | re.DOTALL)
     text = page.read_text("utf-8")
-    for found in fence.finditer(text):
-        if found[1] == "text":
-            if code is not None:
-                yield at, code, found[2]
-            code = None
-            continue
-        if code is not None:
-            yield at, code, None
-        code = found[2]
-        at = text.count("\n", 0, found.start()) + 1
-    if code is not None:
-        yield at, code, None
+    found = [*fence.finditer(text)]
+    for block, after in zip(found, [*found[1:], None], strict=True):
+        if block[1] == "python":
+            shown = after[2] if after is not None and after[1] == "text" else None
+            yield text.count("\n", 0, block.start()) + 1, block[2], shown
 
 
 EXAMPLES = [
