@@ -233,23 +233,22 @@ def test_inspection_of_a_tree_in_a_scan_and_of_a_constant():
     assert len(found) == 3 and all(len(s.spec) <= 2 for s in found)
 
 
-def test_visualize(capsys):
-    sbp.jit(lambda x: (jax.debug.visualize_array_sharding(x), x * 2)[1], MESH, in_types="x:S(0)")(
-        XS
-    )
-    assert "CPU 0,1,2,3" in capsys.readouterr().out
-
-
-def test_visualize_draws_the_parts_of_a_sum(capsys):
-    def fn(x, w):
-        y = x @ w
+@pytest.mark.parametrize(
+    ("fn", "types", "said"),
+    [
+        (lambda x, w: x, ("x:S(0)", None), "CPU 0,1,2,3"),
+        (lambda x, w: x @ w, ("x:S(1) y:S(0)", "x:S(0)"), "CPU 0,4"),
+    ],
+    ids=["an argument", "the parts of a sum"],
+)
+def test_visualize(fn, types, said, capsys):
+    def shown(x, w):
+        y = fn(x, w)
         jax.debug.visualize_array_sharding(y)
         return y
 
-    np.testing.assert_allclose(
-        sbp.jit(fn, MESH, in_types=("x:S(1) y:S(0)", "x:S(0)"))(XS, XS), XS @ XS
-    )
-    assert "CPU 0,4" in capsys.readouterr().out
+    np.testing.assert_allclose(sbp.jit(shown, MESH, in_types=types)(XS, XS), fn(XS, XS))
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
