@@ -4,7 +4,7 @@ cheapest steps there are."""
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -67,7 +67,6 @@ def atoms_of(codes: Codes) -> Types:
     return tuple(map(decode, codes))
 
 
-@dataclass(slots=True, eq=False)
 class Conversions:
     """Conversions between types of one shape on one mesh, step by step.
 
@@ -83,35 +82,28 @@ class Conversions:
       hardware: what the mesh is taken to consist of.
     """
 
-    sizes: Shape
-    shape: Shape
-    dtype: Any
-    paths: dict[Pair, tuple[Step, ...]]
-    hardware: Hardware = BYTES_ONLY
-    sources: tuple[Codes, ...] = field(init=False)
-    types: tuple[Codes, ...] = field(init=False)
-    steps: tuple[Step, ...] = field(init=False)
-    program: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.steps = tuple(dict.fromkeys(step for path in self.paths.values() for step in path))
-        self.sources = tuple(dict.fromkeys(source for source, _ in self.paths))
+    def __init__(
+        self,
+        sizes: Shape,
+        shape: Shape,
+        dtype: Any,
+        paths: dict[Pair, tuple[Step, ...]],
+        hardware: Hardware = BYTES_ONLY,
+    ) -> None:
+        self.sizes, self.shape, self.dtype = sizes, shape, dtype
+        self.paths, self.hardware = paths, hardware
+        self.steps = tuple(dict.fromkeys(step for path in paths.values() for step in path))
+        self.sources = tuple(dict.fromkeys(source for source, _ in paths))
         self.types = tuple(
             dict.fromkeys(
                 (*self.sources, *(t for step in self.steps for t in (step.source, step.target)))
             )
         )
-        self.program = self._compiled()
-
-    @property
-    def room(self) -> int:
+        self.room = min(len(self.sources), AT_ONCE)
         """How many values a slot has room for."""
-        return min(len(self.sources), AT_ONCE)
-
-    @property
-    def devices(self) -> list[Shape]:
+        self.devices = list(itertools.product(*map(range, sizes)))
         """The devices, by their index on each mesh axis."""
-        return list(itertools.product(*map(range, self.sizes)))
+        self.program = self._compiled()
 
     def local(self, codes: Codes) -> Shape:
         """The slot of a type on one device."""
