@@ -9,7 +9,7 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec as PS
 
-from tests.shardmap.programs.kinds import N_DATA, Program, draw, mapped, valued_step
+from tests.shardmap.programs.kinds import N_DATA, Program, averaged, draw, mapped, valued_step
 from tests.shardmap.programs.wrong.counts import (
     FLOW as OVERFLOWN,
     OTHER,
@@ -280,31 +280,20 @@ MEANS = {
 }
 
 
-def two_losses_step(w, x, other):
-    value, g = jax.value_and_grad(two_losses)(w, x, other)
-    return lax.pmean(value, "data"), w - 0.1 * lax.pmean(g, "data")
-
-
-two_losses_reference = valued_step(two_losses)
-
-
-def one_loss_averaged(w, x, other):
-    value, g = jax.value_and_grad(
-        lambda w: lax.pmean(mean_square(x @ w), "data") + mean_square(other @ w)
-    )(w)
-    return value, w - 0.1 * g
-
-
 HELPERS = {
     "two_losses": Program(
-        mapped(two_losses_step, (PS(), BATCH, PS()), PS()),
-        two_losses_reference,
+        mapped(valued_step(two_losses, averaged, averaged), (PS(), BATCH, PS()), PS()),
+        valued_step(two_losses),
         (W, X, OTHER),
         vma=(False,),
     ),
     "one_loss_averaged": Program(
-        mapped(one_loss_averaged, (PS(), BATCH, PS()), PS()),
-        two_losses_reference,
+        mapped(
+            valued_step(lambda w, x, other: averaged(mean_square(x @ w)) + mean_square(other @ w)),
+            (PS(), BATCH, PS()),
+            PS(),
+        ),
+        valued_step(two_losses),
         (W, X, OTHER),
         vma=(True,),
     ),

@@ -132,12 +132,20 @@ def outer_grad(body, ins, outs, argnums):
     return lambda vma: jax.value_and_grad(mapped(body, ins, outs)(vma), argnums)
 
 
-def valued_step(loss):
-    """The value of a loss of weights and samples, and a step against its gradient."""
+def averaged(x):
+    """The mean over the devices of `data`."""
+    return jax.lax.pmean(x, "data")
+
+
+def valued_step(loss, of_value=lambda value: value, of_gradient=lambda gradient: gradient):
+    """The value of a loss of weights and samples, and a step against its gradient; both as they are
+    or reduced."""
 
     def step(weights, *samples):
         value, gradients = jax.value_and_grad(loss)(weights, *samples)
-        return value, jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+        return of_value(value), jax.tree.map(
+            lambda w, g: w - 0.1 * g, weights, of_gradient(gradients)
+        )
 
     return step
 

@@ -12,6 +12,7 @@ from tests.shardmap.programs.kinds import (
     N_DATA,
     N_MODEL,
     Program,
+    averaged,
     draw,
     mapped,
     outer_grad,
@@ -252,6 +253,7 @@ IDIOMS = {
 
 # ---- layers -------------------------------------------------------------------------------------
 
+
 mlp_loss = lambda x, w1, w2: (mlp(x, w1, w2) ** 2).mean()
 
 
@@ -269,18 +271,6 @@ def leave(x):
 
 enter.defvjp(lambda x: (x, None), lambda _, ct: (lax.psum(ct, "model"),))
 leave.defvjp(lambda x: (lax.psum(x, "model"), None), lambda _, ct: (ct,))
-
-
-def megatron_step(x, w1, w2):
-    loss = lambda ws: ((x + leave(jax.nn.gelu(enter(x) @ ws[0]) @ ws[1])) ** 2).mean()
-    value, (g1, g2) = jax.value_and_grad(loss)((w1, w2))
-    value, g1, g2 = lax.pmean((value, g1, g2), "data")
-    return value, w1 - 0.1 * g1, w2 - 0.1 * g2
-
-
-def megatron_reference(x, w1, w2):
-    value, (g1, g2) = jax.value_and_grad(lambda w: mlp_loss(x, *w))((w1, w2))
-    return value, w1 - 0.1 * g1, w2 - 0.1 * g2
 
 
 normed = lambda x: x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
@@ -338,9 +328,17 @@ LAYERS = {
         (X, W1, W2),
     ),
     "megatron_step": Program(
-        mapped(megatron_step, MLP, (PS(), PS(None, "model"), PS("model", None))),
-        megatron_reference,
-        (X, W1, W2),
+        mapped(
+            valued_step(
+                lambda ws, x: ((x + leave(jax.nn.gelu(enter(x) @ ws[0]) @ ws[1])) ** 2).mean(),
+                averaged,
+                averaged,
+            ),
+            (MLP[1:], MLP[0]),
+            (PS(), MLP[1:]),
+        ),
+        valued_step(lambda ws, x: mlp_loss(x, *ws)),
+        ((W1, W2), X),
         vma=(False,),
     ),
     "sequence_parallel": Program(
@@ -460,36 +458,6 @@ STEP = (PS(), PS("data"), PS("data"))
 step_reference = valued_step(squared)
 
 
-def step_averaged(w, x, y):
-    value, g = jax.value_and_grad(squared)(w, x, y)
-    value, g = lax.pmean((value, g), "data")
-    return value, w - 0.1 * g
-
-
-def step_of_mean(w, x, y):
-    value, g = jax.value_and_grad(lambda w: lax.pmean(squared(w, x, y), "data"))(w)
-    return value, w - 0.1 * g
-
-
-def step_of_mean_unchecked(w, x, y):
-    """Without check_vma the gradient of a pmean is a device's own: it is averaged."""
-    value, g = jax.value_and_grad(lambda w: lax.pmean(squared(w, x, y), "data"))(w)
-    return value, w - 0.1 * lax.pmean(g, "data")
-
-
-def step_of_sums(w, x, y):
-    loss = lambda w: ((x @ w - y) ** 2).sum() / (x.shape[0] * lax.axis_size("data") * y.shape[1])
-
-    value, g = jax.value_and_grad(loss)(w)
-    return lax.psum(value, "data"), w - 0.1 * lax.psum(g, "data")
-
-
-def step_by_hand(w, x, y):
-    value, g = jax.value_and_grad(squared)(w, x, y)
-    n = lax.axis_size("data")
-    return lax.psum(value, "data") / n, w - 0.1 * (lax.psum(g, "data") / n)
-
-
 def adam_reference(w, m, v, x, y):
     g = jax.grad(squared)(w, x, y)
     m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
@@ -507,16 +475,6 @@ def adam_split(w, m, v, x, y):
     return lax.all_gather(mine, "data", tiled=True), m, v
 
 
-def weights_gathered(w, x, y):
-    """ZeRO-3: weights are split; what is gathered in the forward pass is scattered in the backward
-    one."""
-
-    loss = lambda w: squared(lax.all_gather(w, "data", tiled=True), x, y)
-
-    value, g = jax.value_and_grad(loss)(w)
-    return lax.pmean(value, "data"), w - 0.1 * g / lax.axis_size("data")
-
-
 def accumulated(w, x, y):
     micro = 2
     xs, ys = x.reshape(micro, -1, x.shape[1]), y.reshape(micro, -1, y.shape[1])
@@ -530,16 +488,8 @@ def accumulated(w, x, y):
     return value, w - 0.1 * g
 
 
-def clipped(w, x, y):
-    value, g = jax.value_and_grad(squared)(w, x, y)
-    g = lax.pmean(g, "data")
-    norm = jnp.sqrt((g * g).sum())
-    return lax.pmean(value, "data"), w - 0.1 * g * jnp.minimum(1.0, 0.1 / norm)
-
-
-def clipped_reference(w, x, y):
-    value, g = jax.value_and_grad(squared)(w, x, y)
-    return value, w - 0.1 * g * jnp.minimum(1.0, 0.1 / jnp.sqrt((g * g).sum()))
+def clipped(g):
+    return g * jnp.minimum(1.0, 0.1 / jnp.sqrt((g * g).sum()))
 
 
 def weighted(loss, mask):
@@ -549,19 +499,57 @@ def weighted(loss, mask):
 
 TRAINING = {
     "step_averaged": Program(
-        mapped(step_averaged, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)
+        mapped(valued_step(squared, averaged, averaged), STEP, (PS(), PS())),
+        step_reference,
+        (W, X, Y),
+        vma=(False,),
     ),
     "step_of_mean": Program(
-        mapped(step_of_mean, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(True,)
+        mapped(valued_step(lambda *args: averaged(squared(*args))), STEP, (PS(), PS())),
+        step_reference,
+        (W, X, Y),
+        vma=(True,),
     ),
+    # Without check_vma, the gradient of a pmean is a device's own.
     "step_of_mean_unchecked": Program(
-        mapped(step_of_mean_unchecked, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)
+        mapped(
+            valued_step(lambda *args: averaged(squared(*args)), of_gradient=averaged),
+            STEP,
+            (PS(), PS()),
+        ),
+        step_reference,
+        (W, X, Y),
+        vma=(False,),
     ),
     "step_of_sums": Program(
-        mapped(step_of_sums, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)
+        mapped(
+            valued_step(
+                lambda w, x, y: (
+                    ((x @ w - y) ** 2).sum() / (x.shape[0] * lax.axis_size("data") * y.shape[1])
+                ),
+                lambda value: lax.psum(value, "data"),
+                lambda g: lax.psum(g, "data"),
+            ),
+            STEP,
+            (PS(), PS()),
+        ),
+        step_reference,
+        (W, X, Y),
+        vma=(False,),
     ),
     "step_by_hand": Program(
-        mapped(step_by_hand, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)
+        mapped(
+            valued_step(
+                squared,
+                lambda value: lax.psum(value, "data") / lax.axis_size("data"),
+                lambda g: lax.psum(g, "data") / lax.axis_size("data"),
+            ),
+            STEP,
+            (PS(), PS()),
+        ),
+        step_reference,
+        (W, X, Y),
+        vma=(False,),
     ),
     "adam_split": Program(
         mapped(
@@ -573,8 +561,18 @@ TRAINING = {
         (W, 0 * W, 0 * W, X, Y),
         vma=(False,),
     ),
+    # ZeRO-3: weights are split; what is gathered in the forward pass is scattered in the backward
+    # one.
     "weights_gathered": Program(
-        mapped(weights_gathered, (PS("data"), PS("data"), PS("data")), (PS(), PS("data"))),
+        mapped(
+            valued_step(
+                lambda w, x, y: squared(lax.all_gather(w, "data", tiled=True), x, y),
+                averaged,
+                lambda g: g / lax.axis_size("data"),
+            ),
+            (PS("data"), PS("data"), PS("data")),
+            (PS(), PS("data")),
+        ),
         step_reference,
         (W, X, Y),
     ),
@@ -582,7 +580,10 @@ TRAINING = {
         mapped(accumulated, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)
     ),
     "clipped": Program(
-        mapped(clipped, STEP, (PS(), PS())), clipped_reference, (W, X, Y), vma=(False,)
+        mapped(valued_step(squared, averaged, lambda g: clipped(averaged(g))), STEP, (PS(), PS())),
+        valued_step(squared, of_gradient=clipped),
+        (W, X, Y),
+        vma=(False,),
     ),
     "norm_of_split_and_whole": Program(
         mapped(
