@@ -151,13 +151,6 @@ FINITE = {
 # ---- means and helpers --------------------------------------------------------------------------
 
 
-def one_hot_cross_entropy(logits, labels):
-    here = labels - lax.axis_index("model") * logits.shape[1]
-    total = jnp.log(lax.psum(jnp.exp(logits).sum(-1), "model"))
-    picked = lax.psum((jax.nn.one_hot(here, logits.shape[1]) * logits).sum(-1), "model")
-    return lax.pmean((total - picked).mean(), "data")
-
-
 def split_labels_cross_entropy(logits, labels):
     total = jnp.log(lax.psum(jnp.exp(logits).sum(-1), "model"))
     return lax.pmean((total - lax.psum((labels * logits).sum(-1), "model")).mean(), "data")
@@ -167,25 +160,12 @@ def split_labels_reference(logits, labels):
     return -(labels * jax.nn.log_softmax(logits)).sum(-1).mean()
 
 
-def switch_auxiliary(gates):
+def switch(gates, of_mean=lambda mean: mean):
     chosen = jax.nn.one_hot(gates.argmax(-1), gates.shape[-1])
-    return (
-        lax.pmean(chosen.mean(0), "data") * lax.pmean(jax.nn.softmax(gates).mean(0), "data")
-    ).mean() * 64
+    return (of_mean(chosen.mean(0)) * of_mean(jax.nn.softmax(gates).mean(0))).mean() * 64
 
 
-def switch_reference(gates):
-    chosen = jax.nn.one_hot(gates.argmax(-1), gates.shape[-1])
-    return (chosen.mean(0) * jax.nn.softmax(gates).mean(0)).mean() * 64
-
-
-def pooled(x):
-    h = lax.psum(x.sum(0), "data") / (x.shape[0] * lax.axis_size("data"))
-    return (h - h.mean()) * lax.rsqrt(h.var() + 1e-5)
-
-
-def pooled_reference(x):
-    h = x.mean(0)
+def normed(h):
     return (h - h.mean()) * lax.rsqrt(h.var() + 1e-5)
 
 
@@ -230,7 +210,14 @@ MEANS = {
         (LOGITS,),
     ),
     "one_hot_cross_entropy": Program(
-        mapped(one_hot_cross_entropy, (BOTH, BATCH), PS()),
+        mapped(
+            lambda logits, labels: split_labels_cross_entropy(
+                logits,
+                jax.nn.one_hot(labels - lax.axis_index("model") * logits.shape[1], logits.shape[1]),
+            ),
+            (BOTH, BATCH),
+            PS(),
+        ),
         lambda logits, labels: split_labels_reference(
             logits, jax.nn.one_hot(labels, logits.shape[1])
         ),
@@ -247,7 +234,9 @@ MEANS = {
         (X,),
     ),
     "switch_auxiliary": Program(
-        mapped(switch_auxiliary, (BATCH,), PS()), switch_reference, (draw(16, 8, seed=73),)
+        mapped(lambda gates: switch(gates, averaged), (BATCH,), PS()),
+        switch,
+        (draw(16, 8, seed=73),),
     ),
     "mean_variance": Program(
         mapped(
@@ -258,7 +247,15 @@ MEANS = {
         lambda x: x.var(0).mean(),
         (X,),
     ),
-    "pooled": Program(mapped(pooled, (BATCH,), PS()), pooled_reference, (X,)),
+    "pooled": Program(
+        mapped(
+            lambda x: normed(lax.psum(x.sum(0), "data") / (x.shape[0] * lax.axis_size("data"))),
+            (BATCH,),
+            PS(),
+        ),
+        lambda x: normed(x.mean(0)),
+        (X,),
+    ),
     "similarity": Program(
         mapped(similarity, (PS(None, "model"),) * 2, PS()),
         lambda x, y: ((x * y).sum(-1) * lax.rsqrt((x * x).sum(-1) * (y * y).sum(-1))).mean(),
