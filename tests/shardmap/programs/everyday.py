@@ -193,8 +193,9 @@ def optimised(make):
 
         return body
 
-    body = step(lambda g: lax.pmean(g, "data"))
-    return Program(mapped(body, STEP, PS()), step(lambda g: g), (PARAMS, X, Y), vma=(False,))
+    return Program(
+        mapped(step(averaged), STEP, PS()), step(lambda g: g), (PARAMS, X, Y), vma=(False,)
+    )
 
 
 MEANS = {

@@ -106,11 +106,8 @@ def pipeline_reference(stages, micro):
 
 def heads_for_tokens(x):
     """Ulysses: tokens split -> heads split -> tokens split."""
-    x = lax.all_to_all(x, "model", 1, 0, tiled=True)
-    x = jax.nn.softmax(jnp.einsum("qhd,khd->hqk", x, x), -1)
-    y = jnp.moveaxis(x.sum(-2, keepdims=True), 0, 1)
-    y = jnp.broadcast_to(y, (x.shape[1], *y.shape[1:]))
-    return lax.all_to_all(y, "model", 0, 1, tiled=True)
+    heads = heads_reference(lax.all_to_all(x, "model", 1, 0, tiled=True))
+    return lax.all_to_all(heads, "model", 0, 1, tiled=True)
 
 
 def heads_reference(x):
