@@ -16,26 +16,14 @@ COMBINE = np.asarray(
 )
 
 
-def experts(dispatch, combine, x, w_in, w_out):
-    d = jnp.einsum("gsec,gsm->egcm", dispatch, x)
+def experts(dispatch, combine, x, w_in, w_out, exchange=lambda tokens, *dims: tokens):
+    d = exchange(jnp.einsum("gsec,gsm->egcm", dispatch, x), 0, 1)
     o = jnp.einsum("egch,ehm->egcm", jax.nn.relu(jnp.einsum("egcm,emh->egch", d, w_in)), w_out)
-    return jnp.einsum("gsec,egcm->gsm", combine, o)
+    return jnp.einsum("gsec,egcm->gsm", combine, exchange(o, 1, 0))
 
 
-def exchanged(dispatch, combine, x, w_in, w_out):
-    d = jnp.einsum("gsec,gsm->egcm", dispatch, x)
-    d = lax.all_to_all(d, "model", 0, 1, tiled=True)
-    o = jnp.einsum("egch,ehm->egcm", jax.nn.relu(jnp.einsum("egcm,emh->egch", d, w_in)), w_out)
-    o = lax.all_to_all(o, "model", 1, 0, tiled=True)
-    return jnp.einsum("gsec,egcm->gsm", combine, o)
-
-
-def exchanged_and_summed(dispatch, combine, x, w_in, w_out):
-    d = jnp.einsum("gsec,gsm->egcm", dispatch, x)
-    d = lax.all_to_all(d, "model", 0, 1, tiled=True)
-    o = jnp.einsum("egch,ehm->egcm", jax.nn.relu(jnp.einsum("egcm,emh->egch", d, w_in)), w_out)
-    o = lax.all_to_all(o, "model", 1, 0, tiled=True)
-    return lax.psum(jnp.einsum("gsec,egcm->gsm", combine, o), "model")
+def exchanged(*args):
+    return experts(*args, lambda x, *dims: lax.all_to_all(x, "model", *dims, tiled=True))
 
 
 TOKENS_SPLIT = (PS("model"), PS("model"), PS("model"), PS("model"), PS("model"))
@@ -45,8 +33,8 @@ PAIRS = {
     "tokens_on_every_expert": Pair(
         "doubled-reduction",
         ("model",),
-        "lax.psum(jnp.einsum",
-        exchanged_and_summed,
+        "lax.psum(exchanged",
+        lambda *args: lax.psum(exchanged(*args), "model"),
         exchanged,
         experts,
         (DISPATCH, COMBINE, TOKENS, W_IN, W_OUT),
