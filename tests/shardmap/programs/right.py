@@ -382,38 +382,28 @@ LAYERS = {
 # ---- experts ------------------------------------------------------------------------------------
 
 
-def gating(x, wg):
-    """Top-1 routing of groups [G, S, M]: dispatch and combine masks, and the auxiliary loss of each
-    group."""
-    capacity = x.shape[1] // E * 2
-    gates = jax.nn.softmax(jnp.einsum("gsm,me->gse", x, wg))
-    chosen = jax.nn.one_hot(jnp.argmax(gates, -1), E)
-    place = (jnp.cumsum(chosen, 1) - 1.0) * chosen
-    kept = chosen * (place < capacity)
-    slot = jax.nn.one_hot(place.sum(-1).astype(jnp.int32), capacity)
-    return jnp.einsum("gse,gsc->gsec", gates * kept, slot), (chosen.mean(1) * gates.mean(1)).sum(-1)
-
-
-def moe_reference(x, wg, w_in, w_out):
-    combine, auxiliary = gating(x, wg)
-    y = experts((combine > 0).astype(x.dtype), combine, x, w_in, w_out)
-    return ((x + y) ** 2).mean() + 0.01 * auxiliary.mean()
-
-
-def moe_mapped(x, wg, w_in, w_out):
-    combine, auxiliary = gating(x, wg)
-    y = exchanged((combine > 0).astype(x.dtype), combine, x, w_in, w_out)
-    return lax.pmean(((x + y) ** 2).mean() + 0.01 * auxiliary.mean(), "model")
-
-
-def exchanged_tokens(x, wg, w_in, w_out):
+def routed(x, wg):
+    """Top-1 routing of a group [S, M]: its combine mask and its auxiliary loss."""
     capacity = x.shape[0] // E * 2
     gates = jax.nn.softmax(x @ wg)
     chosen = jax.nn.one_hot(jnp.argmax(gates, -1), E)
     place = (jnp.cumsum(chosen, 0) - 1.0) * chosen
     kept = chosen * (place < capacity)
     slot = jax.nn.one_hot(place.sum(-1).astype(jnp.int32), capacity)
-    combine = jnp.einsum("se,sc->sec", gates * kept, slot)
+    return jnp.einsum("se,sc->sec", gates * kept, slot), (chosen.mean(0) * gates.mean(0)).sum()
+
+
+gating = jax.vmap(routed, (0, None))  # of groups [G, S, M]
+
+
+def moe_loss(x, wg, w_in, w_out, layer=experts):
+    combine, auxiliary = gating(x, wg)
+    y = layer((combine > 0).astype(x.dtype), combine, x, w_in, w_out)
+    return ((x + y) ** 2).mean() + 0.01 * auxiliary.mean()
+
+
+def exchanged_tokens(x, wg, w_in, w_out):
+    combine, _ = routed(x, wg)
     d = jnp.einsum("sec,sm->ecm", (combine > 0).astype(x.dtype), x)
     d = lax.all_to_all(d, "model", 0, 1, tiled=True)
     o = jnp.einsum("ech,ehm->ecm", jax.nn.relu(jnp.einsum("ecm,emh->ech", d, w_in)), w_out)
@@ -437,8 +427,13 @@ EXPERTS = {
         (DISPATCH, COMBINE, TOKENS, W_IN, W_OUT),
     ),
     "moe_gradient": Program(
-        outer_grad(moe_mapped, (PS("model"), PS(), PS("model"), PS("model")), PS(), (0, 1, 2, 3)),
-        jax.value_and_grad(moe_reference, (0, 1, 2, 3)),
+        outer_grad(
+            lambda *args: lax.pmean(moe_loss(*args, exchanged), "model"),
+            (PS("model"), PS(), PS("model"), PS("model")),
+            PS(),
+            (0, 1, 2, 3),
+        ),
+        jax.value_and_grad(moe_loss, (0, 1, 2, 3)),
         (TOKENS, WG, W_IN, W_OUT),
     ),
     "moe_of_tokens": Program(
