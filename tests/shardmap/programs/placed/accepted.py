@@ -25,34 +25,37 @@ def turned(x, at):
     )
 
 
+def attended(q, k, v, at):
+    """Attention of queries at these places to the keys up to them."""
+    scores = jnp.einsum("qhd,khd->hqk", q, k)
+    scores = jnp.where(jnp.arange(k.shape[0])[None, :] <= at[:, None], scores, -jnp.inf)
+    return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, -1), v)
+
+
 def attention(q, k, v):
     at = jnp.arange(q.shape[0])
-    scores = jnp.einsum("qhd,khd->hqk", turned(q, at), turned(k, at))
-    scores = jnp.where(at[None, :] <= at[:, None], scores, -jnp.inf)
-    return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, -1), v)
+    return attended(turned(q, at), turned(k, at), v, at)
+
+
+def places(x):
+    """The places of a device's rows."""
+    return lax.axis_index("model") * x.shape[0] + jnp.arange(x.shape[0])
 
 
 def attention_by_heads(q, k, v):
     """DeepSpeed-Ulysses (https://arxiv.org/abs/2309.14509): sequences to heads and back, and what
     comes back is weighed by what stayed."""
-    rows = q.shape[0]
-    at = lax.axis_index("model") * rows + jnp.arange(rows)
+    at = places(q)
     q, k = turned(q, at), turned(k, at)
     by_head = [lax.all_to_all(x, "model", 1, 0, tiled=True) for x in (q, k, v)]
-    every = jnp.arange(by_head[0].shape[0])
-    scores = jnp.einsum("qhd,khd->hqk", by_head[0], by_head[1])
-    scores = jnp.where(every[None, :] <= every[:, None], scores, -jnp.inf)
-    out = jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, -1), by_head[2])
+    out = attended(*by_head, jnp.arange(by_head[0].shape[0]))
     return q * lax.all_to_all(out, "model", 0, 1, tiled=True)
 
 
 def gathered_keys(q, k, v):
-    rows = q.shape[0]
-    at = lax.axis_index("model") * rows + jnp.arange(rows)
+    at = places(q)
     k, v = (lax.all_gather(x, "model", axis=0, tiled=True) for x in (turned(k, at), v))
-    scores = jnp.einsum("qhd,khd->hqk", turned(q, at), k)
-    scores = jnp.where(jnp.arange(k.shape[0])[None, :] <= at[:, None], scores, -jnp.inf)
-    return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, -1), v)
+    return attended(turned(q, at), k, v, at)
 
 
 CACHE, NEW, PLACE = draw(32, 8, seed=123), draw(8, seed=124), np.int32(13)
@@ -65,13 +68,11 @@ def written_where_it_belongs(cache, new, place):
 
 
 def written_by_a_mask(cache, new, place):
-    at = lax.axis_index("model") * cache.shape[0] + jnp.arange(cache.shape[0])
-    return jnp.where((at == place)[:, None], new, cache)
+    return jnp.where((places(cache) == place)[:, None], new, cache)
 
 
 def read_by_a_mask(cache, place):
-    at = lax.axis_index("model") * cache.shape[0] + jnp.arange(cache.shape[0])
-    return lax.psum(jnp.where((at == place)[:, None], cache, 0.0).sum(0), "model")
+    return lax.psum(jnp.where((places(cache) == place)[:, None], cache, 0.0).sum(0), "model")
 
 
 def upper(x):
@@ -81,8 +82,7 @@ def upper(x):
 
 def numbered(x):
     """Each device returns its index as one element, and its places side by side."""
-    at = lax.axis_index("model") * x.shape[0] + jnp.arange(x.shape[0])
-    return lax.axis_index("model")[None], at * 2 + 1
+    return lax.axis_index("model")[None], places(x) * 2 + 1
 
 
 def squares_of_lookups(table, ids):
@@ -105,17 +105,11 @@ def own_block_of_sum(x):
     return jnp.tanh(mine)
 
 
-def put_together(x):
-    """All-gather by hand: each device writes its rows into zeros, and the zeros add nothing."""
+def into_zeros(x):
+    """A device writes its rows into zeros."""
     out = jnp.zeros((x.shape[0] * N_MODEL, x.shape[1]))
     start = lax.axis_index("model") * x.shape[0]
-    return lax.psum(lax.dynamic_update_slice(out, jnp.tanh(x), (start, 0)), "model")
-
-
-def squares_put_together(x):
-    out = jnp.zeros((x.shape[0] * N_MODEL, x.shape[1]))
-    start = lax.axis_index("model") * x.shape[0]
-    return lax.psum(lax.dynamic_update_slice(out, jnp.sin(x), (start, 0)) ** 2, "model")
+    return lax.dynamic_update_slice(out, x, (start, 0))
 
 
 def rewritten_and_read(w, g):
@@ -189,14 +183,21 @@ PROGRAMS = {
         (draw(32, 8, seed=129), np.asarray([3, 31, 8, 7, 16, 16, 0], np.int32)),
     ),
     "squares_put_together": Program(
-        mapped(squares_put_together, (ROWS,), PS()), lambda x: jnp.sin(x) ** 2, (WHOLE,)
+        mapped(lambda x: lax.psum(into_zeros(jnp.sin(x)) ** 2, "model"), (ROWS,), PS()),
+        lambda x: jnp.sin(x) ** 2,
+        (WHOLE,),
     ),
     "own_block_of_sum": Program(
         mapped(own_block_of_sum, (PS(None, "model"),), ROWS),
         lambda x: jnp.tanh(x @ x.T),
         (WHOLE,),
     ),
-    "put_together": Program(mapped(put_together, (ROWS,), PS()), jnp.tanh, (WHOLE,)),
+    # All-gather by hand: the zeros add nothing.
+    "put_together": Program(
+        mapped(lambda x: lax.psum(into_zeros(jnp.tanh(x)), "model"), (ROWS,), PS()),
+        jnp.tanh,
+        (WHOLE,),
+    ),
     "rewritten_and_read": Program(
         mapped(rewritten_and_read, (PS(), ROWS), ROWS), lambda w, g: w - g, (WHOLE, 0.1 * WHOLE)
     ),
