@@ -10,6 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as PS
 
 from tests.shardmap.programs.kinds import N_MODEL, Pair, draw
+from tests.shardmap.programs.wrong.vocabulary import looked_up, own_lookup
 
 # ---- contrast of both sides ---------------------------------------------------------------------
 
@@ -126,12 +127,6 @@ flat_whole = flat_step(lambda flat, mine, start: lax.all_gather(mine, "data", ti
 TABLE, IDS = draw(32, 8, seed=152), np.random.default_rng(153).integers(0, 32, 10).astype(np.int32)
 
 
-def own_lookup(table, ids):
-    here = ids - lax.axis_index("model") * table.shape[0]
-    mine = (here >= 0) & (here < table.shape[0])
-    return jnp.where(mine[:, None], table[jnp.clip(here, 0, table.shape[0] - 1)], 0.0)
-
-
 OF_PARAMS = (
     flat_whole,
     lambda p, x, y: (p["w"] - 0.5 * jax.grad(loss)(p, x, y)["w"]).reshape(p["w"].shape),
@@ -202,7 +197,7 @@ PAIRS = {
         ("model",),
         "lax.pmean",
         lambda table, ids: lax.pmean(own_lookup(table, ids), "model"),
-        lambda table, ids: lax.psum(own_lookup(table, ids), "model"),
+        looked_up,
         lambda table, ids: table[ids],
         *OF_TABLE,
     ),

@@ -61,12 +61,15 @@ def argmax(logits):
     return lax.pmin(jnp.where(best == top, at, logits.shape[1] * N_MODEL), "model")
 
 
-def looked_up(table, ids):
+def own_lookup(table, ids):
+    """The rows of a table that this device has; zeros for others."""
     here = ids - lax.axis_index("model") * table.shape[0]
     mine = (here >= 0) & (here < table.shape[0])
-    return lax.psum(
-        jnp.where(mine[:, None], table[jnp.clip(here, 0, table.shape[0] - 1)], 0.0), "model"
-    )
+    return jnp.where(mine[:, None], table[jnp.clip(here, 0, table.shape[0] - 1)], 0.0)
+
+
+def looked_up(table, ids):
+    return lax.psum(own_lookup(table, ids), "model")
 
 
 def places(mask):
