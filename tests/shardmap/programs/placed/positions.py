@@ -24,9 +24,9 @@ def masked_scores(q, k, length):
     return jnp.where(at[None, :] < length, q @ k.T, -1e30)
 
 
-def decoded_by_shard(q, k, v, length):
+def decoded_alone(q, k, v, length):
     weights = jax.nn.softmax(masked_scores(q, k, length), axis=-1)
-    return lax.psum(weights @ v, "model")
+    return weights @ v
 
 
 def decoded(q, k, v, length):
@@ -38,11 +38,6 @@ def decoded(q, k, v, length):
 def decoded_reference(q, k, v, length):
     scores = jnp.where(jnp.arange(k.shape[0])[None, :] < length, q @ k.T, -1e30)
     return jax.nn.softmax(scores, axis=-1) @ v
-
-
-def decoded_and_averaged(q, k, v, length):
-    weights = jax.nn.softmax(masked_scores(q, k, length), axis=-1)
-    return lax.pmean(weights @ v, "model")
 
 
 # ---- labels of a split batch --------------------------------------------------------------------
@@ -75,31 +70,19 @@ def work(inputs, up, down):
     return jnp.einsum("ech,ehd->ecd", jax.nn.relu(jnp.einsum("ecd,edh->ech", inputs, up)), down)
 
 
-def sent_and_kept(x, router, up, down):
+def sent(x, router, up, down, there=lambda x: x, back=lambda x: x):
     gates, dispatch = slots(x, router)
-    inputs = jnp.einsum("tec,td->ecd", dispatch, x)
-    inputs = lax.all_to_all(inputs, "model", split_axis=0, concat_axis=1, tiled=True)
-    outputs = work(inputs, up, down)
-    outputs = outputs.reshape(N_EXPERTS, CAPACITY, D)
+    outputs = back(work(there(jnp.einsum("tec,td->ecd", dispatch, x)), up, down))
     return jnp.einsum("tec,ecd->td", dispatch * gates[..., None], outputs)
 
 
-def sent_and_returned(x, router, up, down):
-    gates, dispatch = slots(x, router)
-    inputs = jnp.einsum("tec,td->ecd", dispatch, x)
-    inputs = lax.all_to_all(inputs, "model", split_axis=0, concat_axis=1, tiled=True)
-    outputs = work(inputs, up, down)
-    outputs = lax.all_to_all(outputs, "model", split_axis=1, concat_axis=0, tiled=True)
-    return jnp.einsum("tec,ecd->td", dispatch * gates[..., None], outputs)
+def sent_to_experts(back):
+    return lambda *args: sent(*args, lambda x: lax.all_to_all(x, "model", 0, 1, tiled=True), back)
 
 
-def sent_reference(x, router, up, down):
-    def of_device(x):
-        gates, dispatch = slots(x, router)
-        outputs = work(jnp.einsum("tec,td->ecd", dispatch, x), up, down)
-        return jnp.einsum("tec,ecd->td", dispatch * gates[..., None], outputs)
-
-    return jax.vmap(of_device)(x.reshape(N_MODEL, -1, D)).reshape(x.shape)
+def sent_reference(x, *weights):
+    alone = jax.vmap(lambda x: sent(x, *weights))
+    return alone(x.reshape(N_MODEL, -1, D)).reshape(x.shape)
 
 
 # ---- rows of a split optimiser ------------------------------------------------------------------
@@ -144,7 +127,7 @@ PAIRS = {
         "misplaced-reduction",
         ("model",),
         "jax.nn.softmax",
-        decoded_by_shard,
+        lambda *args: lax.psum(decoded_alone(*args), "model"),
         decoded,
         decoded_reference,
         (QUERY, KEYS, VALUES, LENGTH),
@@ -156,7 +139,7 @@ PAIRS = {
         "misplaced-reduction",
         ("model",),
         "jax.nn.softmax",
-        decoded_and_averaged,
+        lambda *args: lax.pmean(decoded_alone(*args), "model"),
         decoded,
         decoded_reference,
         (QUERY, KEYS, VALUES, LENGTH),
@@ -179,8 +162,8 @@ PAIRS = {
         "differs-on-one-device",
         ("model",),
         "",
-        sent_and_kept,
-        sent_and_returned,
+        sent_to_experts(lambda outputs: outputs.reshape(N_EXPERTS, CAPACITY, D)),
+        sent_to_experts(lambda outputs: lax.all_to_all(outputs, "model", 1, 0, tiled=True)),
         sent_reference,
         (
             TOKENS,
