@@ -131,26 +131,20 @@ def sent(x, router):
     return gates.max(-1), slots, (slots.T @ x).reshape(N_EXPERTS, ROOM, D)
 
 
-def switch(x, router, w):
+def switch(x, router, work):
     gate, slots, inputs = sent(x, router)
-    back = lax.all_to_all(jnp.tanh(lax.all_to_all(inputs, "model", 0, 0) @ w[0]), "model", 0, 0)
-    return gate[:, None] * (slots @ back.reshape(-1, D))
+    return gate[:, None] * (slots @ work(inputs).reshape(-1, D))
 
 
-def switch_not_back(x, router, w):
-    gate, slots, inputs = sent(x, router)
-    there = lax.all_to_all(inputs, "model", 0, 0)
-    done = jnp.tanh(there @ w[0])
-    return gate[:, None] * (slots @ done.reshape(-1, D))
+def done_there(inputs, w):
+    return jnp.tanh(lax.all_to_all(inputs, "model", 0, 0) @ w[0])
 
 
 def switch_reference(x, router, w):
-    def of_device(x):
-        gate, slots, inputs = sent(x, router)
-        done = jnp.tanh(jnp.einsum("ecd,edh->ech", inputs, w))
-        return gate[:, None] * (slots @ done.reshape(-1, D))
-
-    return jax.vmap(of_device)(x.reshape(N_MODEL, -1, D)).reshape(x.shape)
+    alone = jax.vmap(
+        lambda x: switch(x, router, lambda inputs: jnp.tanh(jnp.einsum("ecd,edh->ech", inputs, w)))
+    )
+    return alone(x.reshape(N_MODEL, -1, D)).reshape(x.shape)
 
 
 def picked_expert(x, w):
@@ -273,8 +267,10 @@ PAIRS = {
         "differs-on-one-device",
         ("model",),
         "",
-        switch_not_back,
-        switch,
+        lambda x, router, w: switch(x, router, lambda inputs: done_there(inputs, w)),
+        lambda x, router, w: switch(
+            x, router, lambda inputs: lax.all_to_all(done_there(inputs, w), "model", 0, 0)
+        ),
         switch_reference,
         (TOKENS, draw(D, N_EXPERTS, seed=111), EXPERTS),
         (PS("model"), PS(), PS("model")),
