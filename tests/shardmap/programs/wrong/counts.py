@@ -209,24 +209,14 @@ PAIRS = {
 # ---- notes --------------------------------------------------------------------------------------
 
 
-def kept_share(chosen, gates, capacity):
-    place = jnp.cumsum(chosen, 0) * chosen
-    return (chosen * (place <= capacity)).mean(0), gates.mean(0)
+def capacity(combined):
+    """A function of the share of choices that are kept, and of the mean gates."""
 
+    def body(chosen, gates):
+        place = jnp.cumsum(chosen, 0) * chosen
+        return combined((chosen * (place <= 16.0)).mean(0), gates.mean(0))
 
-def capacity_of_parts(chosen, gates):
-    share, mean = kept_share(chosen, gates, 16.0)
-    return lax.pmean((share * mean).sum(), "data")
-
-
-def capacity_of_sum(chosen, gates):
-    share, mean = kept_share(chosen, gates, 16.0)
-    return (lax.pmean(share, "data") * lax.psum(mean, "data")).sum()
-
-
-def capacity_reference(chosen, gates):
-    share, mean = kept_share(chosen, gates, 16.0)
-    return (share * mean).sum()
+    return body
 
 
 NOTED = {
@@ -257,16 +247,16 @@ NOTED = {
         "differs-on-one-device",
     ),
     "capacity_of_parts": (
-        capacity_of_parts,
-        capacity_reference,
+        capacity(lambda share, mean: lax.pmean((share * mean).sum(), "data")),
+        capacity(lambda share, mean: (share * mean).sum()),
         (BATCH, BATCH),
         PS(),
         (CHOSEN, GATES),
         "misplaced-reduction",
     ),
     "capacity_of_sum": (
-        capacity_of_sum,
-        capacity_reference,
+        capacity(lambda share, mean: (lax.pmean(share, "data") * lax.psum(mean, "data")).sum()),
+        capacity(lambda share, mean: (share * mean).sum()),
         (BATCH, BATCH),
         PS(),
         (CHOSEN, GATES),
