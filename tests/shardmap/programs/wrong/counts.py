@@ -21,19 +21,13 @@ SPLIT = (PS("data"), PS(None, "model"))
 per_token = lambda x, w: lax.psum(((x @ w) ** 2).sum(-1), "model").mean()
 
 
-def averaged_shares(w, x, y):
-    g = jax.grad(squared)(w, x, y)
-    return w - 0.1 * lax.pmean(g / lax.axis_size("data"), "data")
-
-
-def averaged_loss_shares(w, x, y):
-    g = jax.grad(lambda w: squared(w, x, y) / lax.axis_size("data"))(w)
-    return w - 0.1 * lax.pmean(g, "data")
+def share(w, x, y):
+    """The gradient divided by the number of devices."""
+    return jax.grad(lambda w: squared(w, x, y) / lax.axis_size("data"))(w)
 
 
 def summed_shares(w, x, y):
-    g = jax.grad(lambda w: squared(w, x, y) / lax.axis_size("data"))(w)
-    return w - 0.1 * lax.psum(g, "data")
+    return w - 0.1 * lax.psum(share(w, x, y), "data")
 
 
 mean_square = lambda a: (a**2).mean()
@@ -90,8 +84,10 @@ PAIRS = {
     "averaged_shares": Pair(
         "wrong-reduction",
         ("data",),
-        "lax.pmean(g / lax.axis_size",
-        averaged_shares,
+        "lax.pmean(jax.grad(squared)(w, x, y) / lax.axis_size",
+        lambda w, x, y: (
+            w - 0.1 * lax.pmean(jax.grad(squared)(w, x, y) / lax.axis_size("data"), "data")
+        ),
         summed_shares,
         sgd,
         (W, X, Y),
@@ -102,8 +98,8 @@ PAIRS = {
     "averaged_loss_shares": Pair(
         "wrong-reduction",
         ("data",),
-        "lax.pmean(g,",
-        averaged_loss_shares,
+        "lax.pmean(share(",
+        lambda w, x, y: w - 0.1 * lax.pmean(share(w, x, y), "data"),
         summed_shares,
         sgd,
         (W, X, Y),
