@@ -14,7 +14,10 @@ from tests.shardmap.programs.wrong.counts import (
     FLOW as OVERFLOWN,
     OTHER,
     finite_step,
+    kept_or_new,
     mean_square,
+    skipped,
+    smallest,
     two_losses,
 )
 from tests.shardmap.programs.wrong.experts import (
@@ -75,22 +78,6 @@ BITS = {
         mapped(rounded, MATMUL, BATCH), lambda u, v: HALF_TOLERANCE * (u @ v), ROUNDED
     ),
 }
-
-
-def skipped(agree, choose):
-    """A step that is left out when some device's gradient is not finite, as with a scaled loss."""
-
-    def body(w, x, y):
-        g = jax.grad(squared)(w, x, y)
-        return choose(agree(jnp.isfinite(g).all()), w, w - 0.1 * lax.pmean(g, "data"))
-
-    return body
-
-
-smallest = lambda ok: lax.pmin(ok.astype(jnp.int32), "data") > 0
-
-
-kept_or_new = lambda ok, old, new: lax.cond(ok, lambda: new, lambda: old)
 
 
 def skipped_for_loss(w, x, y):

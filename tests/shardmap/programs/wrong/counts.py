@@ -42,11 +42,20 @@ def skipped_alone(w, x, y):
     return lax.cond(jnp.isfinite(g).all(), lambda: new, lambda: w)
 
 
-def skipped_together(w, x, y):
-    g = jax.grad(squared)(w, x, y)
-    new = w - 0.1 * lax.pmean(g, "data")
-    ok = lax.pmin(jnp.isfinite(g).all().astype(jnp.int32), "data") > 0
-    return lax.cond(ok, lambda: new, lambda: w)
+def skipped(agree, choose):
+    """A step that is left out when some device's gradient is not finite, as with a scaled loss."""
+
+    def body(w, x, y):
+        g = jax.grad(squared)(w, x, y)
+        return choose(agree(jnp.isfinite(g).all()), w, w - 0.1 * lax.pmean(g, "data"))
+
+    return body
+
+
+smallest = lambda ok: lax.pmin(ok.astype(jnp.int32), "data") > 0
+
+
+kept_or_new = lambda ok, old, new: lax.cond(ok, lambda: new, lambda: old)
 
 
 def finite_step(w, x, y):
@@ -159,7 +168,7 @@ PAIRS = {
         ("data",),
         "jnp.isfinite(g)",
         skipped_alone,
-        skipped_together,
+        skipped(smallest, kept_or_new),
         finite_step,
         (W, FLOW, Y),
         STEP,
