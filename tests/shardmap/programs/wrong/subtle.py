@@ -16,20 +16,16 @@ STEP, BOTH = (PS(), PS("data"), PS("data")), PS("data", "model")
 squared = lambda w, x, y: ((x @ w - y) ** 2).mean()
 
 
-def clipped_by_shard(w, x, y):
-    g = jax.grad(squared)(w, x, y)
-    g = lax.psum_scatter(g, "data", scatter_dimension=0, tiled=True) / lax.axis_size("data")
-    n = jnp.sqrt((g * g).sum())
-    mine = lax.dynamic_slice_in_dim(w, lax.axis_index("data") * g.shape[0], g.shape[0], 0)
-    return lax.all_gather(mine - g / n, "data", axis=0, tiled=True)
+def clipped_rows(norm):
+    """A step by the rows of a split optimizer, clipped by a norm of their gradient."""
 
+    def body(w, x, y):
+        g = jax.grad(squared)(w, x, y)
+        g = lax.psum_scatter(g, "data", scatter_dimension=0, tiled=True) / lax.axis_size("data")
+        mine = lax.dynamic_slice_in_dim(w, lax.axis_index("data") * g.shape[0], g.shape[0], 0)
+        return lax.all_gather(mine - g / norm(g), "data", axis=0, tiled=True)
 
-def clipped_by_all(w, x, y):
-    g = jax.grad(squared)(w, x, y)
-    g = lax.psum_scatter(g, "data", scatter_dimension=0, tiled=True) / lax.axis_size("data")
-    n = jnp.sqrt(lax.psum((g * g).sum(), "data"))
-    mine = lax.dynamic_slice_in_dim(w, lax.axis_index("data") * g.shape[0], g.shape[0], 0)
-    return lax.all_gather(mine - g / n, "data", axis=0, tiled=True)
+    return body
 
 
 def clipped(w, x, y):
@@ -63,8 +59,8 @@ PAIRS = {
         "missing-reduction",
         ("data",),
         "jnp.sqrt((g * g)",
-        clipped_by_shard,
-        clipped_by_all,
+        clipped_rows(lambda g: jnp.sqrt((g * g).sum())),
+        clipped_rows(lambda g: jnp.sqrt(lax.psum((g * g).sum(), "data"))),
         clipped,
         (W, X, Y),
         STEP,
