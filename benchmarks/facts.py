@@ -119,7 +119,7 @@ def shardmap() -> Facts:
         for which in ("wrong", "right"):
             for vma in (True, False) if pair.vma is None else (pair.vma,):
                 key = f"{name} {which} {vma}"
-                yield key, _checked(pair.program(which, vma), pair.args, mesh())
+                yield key, _checked(pair.program(vma, which), pair.args, mesh())
     for name, program in collection.programs(m for m in modules if hasattr(m, "PROGRAMS")).items():
         make = getattr(program, "make", None) or program.program
         for vma in program.vma:

@@ -96,7 +96,7 @@ def refused(make, args) -> sbp.SbpTypeError:
 @pytest.mark.parametrize("name", list(PAIRS))
 def test_a_wrong_program_is_refused(name: str):
     pair = PAIRS[name]
-    make = lambda: pair.program("wrong", False)
+    make = lambda: pair.program(False)
     if name in AGAINST_THE_MESH:
         with pytest.raises(sbp.SbpError, match="in the order of the mesh"):
             check(make, pair.args)
@@ -138,17 +138,17 @@ def test_its_helps_are_those_of_check_shard_map(name: str):
     pair = PAIRS[name]
     if name in AGAINST_THE_MESH:
         return
-    mesh, program = mesh_of_pairs(), pair.program("wrong", False)
+    mesh, program = mesh_of_pairs(), pair.program(False)
     said = sbp.check_shard_map(program, *shapes(pair.args), mesh=mesh).diagnostics
     (wanted,) = (d for d in said if d.severity == "error")
-    (found,) = refused(lambda: pair.program("wrong", False), pair.args).diagnostics
+    (found,) = refused(lambda: pair.program(False), pair.args).diagnostics
     assert [(h.text, list(h.edits)) for h in found.helps] == [as_manual(h) for h in wanted.helps]
 
 
 @pytest.mark.parametrize("name", list(PAIRS))
 def test_its_twin_is_not(name: str):
     pair = PAIRS[name]
-    check(lambda: pair.program("right", False), pair.args)
+    check(lambda: pair.program(False, "right"), pair.args)
 
 
 @pytest.mark.parametrize("name", list(FAULTY_PROGRAMS))

@@ -9,22 +9,15 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.errors import Help, OptionEdit
+from sbp.errors import OptionEdit
 from sbp.handwritten.arguments import trace_program
 from sbp.handwritten.check import Helper, diagnostic, find_faults
 from sbp.handwritten.one_device import compared_runs
 from sbp.machine.mesh import mesh_spec
 from tests.edits import edited_text, run_source, split_edits
 from tests.shardmap.programs.collection import FAULTY, PAIRED
-from tests.shardmap.programs.kinds import Pair, is_right, mesh, shapes
+from tests.shardmap.programs.kinds import is_right, mesh, shapes
 from tests.shardmap.programs.wrong import products, subtle
-
-
-def followed(help_: Help, source: str) -> tuple[str, list[OptionEdit]]:
-    """The edited source, and the arguments of `jax.shard_map` that change."""
-    edits, options = split_edits(help_.edits)
-    assert edits or options, help_.text
-    return edited_text(source, edits), options
 
 
 def respecified(specs, options: list[OptionEdit]):
@@ -39,26 +32,13 @@ def respecified(specs, options: list[OptionEdit]):
     return specs
 
 
-def errors(program, check_vma):
-    built = (
-        program.program("wrong", check_vma)
-        if isinstance(program, Pair)
-        else program.program(check_vma)
-    )
-    return built, [
-        d
-        for d in sbp.check_shard_map(built, *shapes(program.args), mesh=mesh()).diagnostics
-        if d.code != "not-analysed"
-    ]
+def errors(built, args):
+    """What sbp says of a program, but for what it cannot analyse."""
+    found = sbp.check_shard_map(built, *shapes(args), mesh=mesh()).diagnostics
+    return [d for d in found if d.code != "not-analysed"]
 
 
 reference = lambda program: jax.tree.map(np.asarray, jax.jit(program.reference)(*program.args))
-
-
-def specified(program, options):
-    """The program with what a help changes about its out_specs."""
-    field = "wrong_outs" if isinstance(program, Pair) and program.wrong_outs is not None else "outs"
-    return dataclasses.replace(program, **{field: respecified(getattr(program, field), options)})
 
 
 def check_helps(where, name, check_vma):
@@ -67,17 +47,20 @@ def check_helps(where, name, check_vma):
     table = "PAIRS" if hasattr(where, "PAIRS") else "PROGRAMS"
     wrong = getattr(where, table)[name]
     try:
-        _, found = errors(wrong, check_vma)
+        found = errors(wrong.program(check_vma), wrong.args)
     except ValueError:  # replication that JAX cannot infer
         pytest.skip("JAX refuses the program with check_vma")
     # A help without an edit says which `jax.custom_vjp` to write: `test_gradients.py` has these.
     helps = [h for d in found for h in d.helps if h.edits]
     for k, help_ in enumerate(helps):
-        source, options = followed(help_, inspect.getsource(where))
+        edits, options = split_edits(help_.edits)
+        source = edited_text(inspect.getsource(where), edits)
         made = run_source(source, f"<followed {k}>", {"__name__": where.__name__})
-        program = specified(made[table][name], options)
-        built, left = errors(program, check_vma)
-        assert not left, help_.text
+        program = made[table][name]
+        field = "outs" if getattr(program, "wrong_outs", None) is None else "wrong_outs"
+        outs = respecified(getattr(program, field), options)
+        built = dataclasses.replace(program, **{field: outs}).program(check_vma)
+        assert not errors(built, program.args), help_.text
         assert is_right(built, program.args, reference(wrong)), help_.text
     return len(helps)
 
@@ -105,7 +88,7 @@ def test_the_helps_of_the_wrong_programs(where, name):
     pair = where.PAIRS[name]
     for check_vma in (True, False) if pair.vma is None else (pair.vma,):
         try:
-            jax.make_jaxpr(pair.program("wrong", check_vma))(*pair.args)
+            jax.make_jaxpr(pair.program(check_vma))(*pair.args)
         except (ValueError, TypeError):
             continue
         check_helps(where, name, check_vma)
@@ -114,7 +97,7 @@ def test_the_helps_of_the_wrong_programs(where, name):
 @pytest.mark.parametrize("name", ["bias_before", "tanh_before", "partial_as_split"])
 def test_repairs_that_are_not_tried_are_said(name):
     pair, spec = products.PAIRS[name], mesh_spec(mesh())
-    args, fn = shapes(pair.args), pair.program("wrong", False)
+    args, fn = shapes(pair.args), pair.program(False)
     again = lambda f: trace_program(f, args, mesh())
     compared = compared_runs(again(fn), fn, again, args, spec).compare_all()
     (finding,), _ = find_faults(compared)

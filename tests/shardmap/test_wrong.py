@@ -35,7 +35,7 @@ NOTED_TWINS = {"experts_not_added", "picked_there", "sent_and_kept", "switch_not
 def jax_accepts(pair, which):
     """Whether JAX, with all its checks, traces a program."""
     try:
-        jax.make_jaxpr(pair.program(which, True))(*shapes(pair.args))
+        jax.make_jaxpr(pair.program(True, which))(*shapes(pair.args))
     except (ValueError, TypeError, jax.errors.JaxRuntimeError):
         return False
     return True
@@ -50,7 +50,7 @@ def reports(pair, which):
     ]
     assert settings
     for check_vma in settings:
-        yield sbp.check_shard_map(pair.program(which, check_vma), *shapes(pair.args), mesh=mesh())
+        yield sbp.check_shard_map(pair.program(check_vma, which), *shapes(pair.args), mesh=mesh())
 
 
 @pytest.mark.parametrize("name", list(PAIRS))
@@ -83,7 +83,7 @@ def test_the_twin_is_accepted(name):
 def test_the_twin_computes_what_is_meant_and_the_wrong_program_does_not(name):
     pair = PAIRS[name]
     want = jax.jit(pair.reference)(*pair.args)
-    right, wrong = (pair.program(which, bool(pair.vma)) for which in ("right", "wrong"))
+    right, wrong = (pair.program(bool(pair.vma), which) for which in ("right", "wrong"))
     assert is_right(right, pair.args, want, 2e-4, 2e-4)
     assert not is_right(wrong, pair.args, want, 1e-3, 1e-3)
 

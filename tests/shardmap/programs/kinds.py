@@ -55,7 +55,7 @@ class Pair:
     notes: tuple[str, ...] = ()
     severity: str = "error"
 
-    def program(self, which, check_vma):
+    def program(self, check_vma, which="wrong"):
         ins, outs = self.ins, self.outs
         if which == "wrong":
             ins, outs = self.wrong_ins or ins, self.wrong_outs or outs
