@@ -18,9 +18,9 @@ from examples.gshard.hosts import Hosts, between_processes
 from examples.gshard.options import parse_args, undivided
 from examples.gshard.presets import ALIASES, PRESETS, preset
 from examples.gshard.profiler import FOLDER, Profiler, Window
-from sbp.errors import SbpError
 from sbp.moe.model import init_params
 from sbp.moe.sharding import sharding_of
+from tests.same import refused
 
 
 def test_options_override_the_preset():
@@ -88,8 +88,7 @@ def test_options_override_the_preset():
     ],
 )
 def test_bad_options(argv, message):
-    with pytest.raises(SbpError, match=re.escape(message)):
-        parse_args(argv)
+    refused(re.escape(message), parse_args, argv)
 
 
 def test_options_that_something_reads_are_taken():
@@ -193,8 +192,7 @@ def test_the_command_line_goes_before_the_file(tmp_path):
 def test_bad_files(text, message, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(text)
-    with pytest.raises(SbpError, match=re.escape(message)):
-        parse_args(["--config", str(file)])
+    refused(re.escape(message), parse_args, ["--config", str(file)])
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -204,8 +202,7 @@ def test_files_that_cannot_be_read(tmp_path):
         (".", r"cannot read .*: Is a directory"),
         ("latin", r"is not TOML: .*utf-8"),
     ):
-        with pytest.raises(SbpError, match=said):
-            parse_args(["--config", str(tmp_path / name)])
+        refused(said, parse_args, ["--config", str(tmp_path / name)])
 
 
 AT = ["--coordinator", "host0:1234"]
@@ -226,8 +223,7 @@ AT = ["--coordinator", "host0:1234"]
     ],
 )
 def test_wrong_options_of_processes_are_named(argv, code, said):
-    with pytest.raises(SbpError, match=f"(?s)^{code}: .*{re.escape(said)}"):
-        parse_args(argv)
+    refused(f"(?s)^{code}: .*{re.escape(said)}", parse_args, argv)
 
 
 def test_options_name_the_processes():
@@ -294,14 +290,12 @@ def test_the_steps_of_the_window_are_profiled(tmp_path, window, steps, done, wan
 
 
 def test_a_window_that_is_over_is_refused(tmp_path):
-    with pytest.raises(SbpError, match="begins with a step that is done"):
-        Profiler(Window(3, 5), tmp_path, done=3)
+    refused("begins with a step that is done", Profiler, Window(3, 5), tmp_path, done=3)
 
 
 @pytest.mark.parametrize("text", ["", "10", "5:4", "0:3", "a:b", "-1:3", "1:2:3"])
 def test_a_window_of_another_form_is_refused(text):
-    with pytest.raises(SbpError, match="not of the form 10:15"):
-        Window.parse(text, 100)
+    refused("not of the form 10:15", Window.parse, text, 100)
 
 
 # ---- presets -------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from tests.gshard.runs import (
     kill,
     moments,
 )
+from tests.same import refused
 from tests.slices import EXHAUSTIVE
 
 
@@ -102,8 +103,7 @@ def test_a_disk_that_gets_full_ends_the_run_and_loses_nothing(train, tmp_path):
             if number == 4:
                 full.enter_context(files_of_at_most(2**14))
 
-        with pytest.raises(SbpError, match=r"File too large; the checkpoint of step 2 is kept"):
-            train(folder, 5, fill)
+        refused(r"File too large; the checkpoint of step 2 is kept", train, folder, 5, fill)
     # Threads of this process may still write to the checkpoint that failed.
     leave = shutil.ignore_patterns("*.orbax-checkpoint-tmp")
     shutil.copytree(folder, tmp_path / "copy", ignore=leave)
@@ -306,8 +306,7 @@ def test_a_run_without_a_checkpoint_does_not_bind_its_folder(tmp_path):
     with Checkpoints(tmp_path, DESCRIPTION):
         pass
     has_another_model(tmp_path)
-    with pytest.raises(SbpError, match="another configuration"):
-        Checkpoints(tmp_path, DESCRIPTION)
+    refused("another configuration", Checkpoints, tmp_path, DESCRIPTION)
     # Checkpoints of older versions did not know their run by themselves.
     shutil.rmtree(tmp_path / "checkpoints" / "2" / "run")
     older = json.loads((tmp_path / "config.json").read_text())
@@ -316,16 +315,14 @@ def test_a_run_without_a_checkpoint_does_not_bind_its_folder(tmp_path):
     Checkpoints(tmp_path, ANOTHER, TranslationConfig).close()
     for damaged in ("[]", '{"model": null}', '{"model'):
         (tmp_path / "config.json").write_text(damaged)
-        with pytest.raises(SbpError, match=r"config\.json is not the configuration of a run"):
-            Checkpoints(tmp_path, ANOTHER)
+        refused(r"config\.json is not the configuration of a run", Checkpoints, tmp_path, ANOTHER)
 
 
 def test_a_damaged_vocabulary_is_named(tmp_path):
     path = tmp_path / "source.model"
     for content in (b"", b"no model"):
         path.write_bytes(content)
-        with pytest.raises(SbpError, match=r"source\.model is damaged; delete it"):
-            Tokenizer.load(path)
+        refused(r"source\.model is damaged; delete it", Tokenizer.load, path)
 
 
 TINY = ["--preset", "tiny-test", "--mesh", "expert=2"]
