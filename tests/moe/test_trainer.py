@@ -23,6 +23,7 @@ from sbp.moe.model import Batch
 from sbp.moe.step import TrainState, init_state, plan_train_step
 from sbp.moe.trainer import Trainer, read_metrics
 from tests.gshard.runs import files_of_at_most
+from tests.same import refused
 from tests.slices import EXHAUSTIVE
 
 SIZES: dict[str, Any] = dict.fromkeys(
@@ -103,10 +104,14 @@ def test_a_stopped_run_resumes_as_if_it_had_not_stopped(plan, tmp_path):
 
 
 def test_steps_that_are_not_finite_end_the_run(plan, tmp_path):
-    with pytest.raises(
-        sbp.SbpError, match=r"steps 1 to 2 were skipped.*no checkpoint is there yet"
-    ):
-        train(Infinite(plan), tmp_path, max_skipped=2, checkpoint_every=9)
+    refused(
+        r"steps 1 to 2 were skipped.*no checkpoint is there yet",
+        train,
+        Infinite(plan),
+        tmp_path,
+        max_skipped=2,
+        checkpoint_every=9,
+    )
     assert [line["skipped_step"] for line in read_metrics(tmp_path)] == [1.0, 1.0]
 
 
@@ -236,16 +241,14 @@ def test_folders_that_no_run_has_named_are_no_checkpoints(folder):
 def test_where_all_are_damaged_they_are_named_and_stay(folder):
     for step in (2, 4):
         (folder / "checkpoints" / str(step) / "run" / "metadata").write_text("{}")
-    with pytest.raises(sbp.SbpError, match=r"(?s)no checkpoint in .* can be read.*step 4.*step 2"):
-        restored(folder)
+    refused(r"(?s)no checkpoint in .* can be read.*step 4.*step 2", restored, folder)
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["2", "4"]
 
 
 def test_a_checkpoint_knows_its_run_without_the_file_beside_it(folder):
     (folder / "config.json").unlink()
     said = r"(?s)another configuration.*model\.experts: checkpoint 8, now 4"
-    with pytest.raises(sbp.SbpError, match=said):
-        Checkpoints(folder, {**RUN, "model": {"experts": 4}})
+    refused(said, Checkpoints, folder, {**RUN, "model": {"experts": 4}})
     Checkpoints(folder, RUN).close()
 
 
@@ -295,8 +298,7 @@ def test_a_disk_that_is_full_is_said_and_keeps_what_is_there(tmp_path):
                 time.sleep(0.01)
         assert checkpoints.latest == 1
         checkpoints.save(noise(3), {})
-        with pytest.raises(sbp.SbpError, match="File too large"):
-            checkpoints.close()
+        refused("File too large", checkpoints.close)
     with Checkpoints(tmp_path, RUN) as checkpoints:  # the lock is released
         assert checkpoints.latest == 1
         checkpoints.save(noise(2), {})
