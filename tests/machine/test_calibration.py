@@ -10,6 +10,7 @@ import sbp
 from sbp.cli import main
 from sbp.commands import calibrate
 from sbp.machine.mesh import HARDWARE, mesh_spec
+from tests.same import refused
 
 AXES = {"data": 2, "model": 4}
 
@@ -116,9 +117,8 @@ def test_a_calibration_of_another_mesh_is_refused(file):
 def test_a_damaged_file_is_one_sentence(file, tmp_path, old, new, message):
     text, count = re.subn(old, new, file.read_text(), count=1, flags=re.DOTALL)
     (tmp_path / "changed.toml").write_text(text)
-    with pytest.raises(sbp.SbpError, match=message) as caught:
-        mesh_spec(mesh(), str(tmp_path / "changed.toml"))
-    assert count == len(caught.value.message.splitlines()) == 1
+    error = refused(message, mesh_spec, mesh(), str(tmp_path / "changed.toml"))
+    assert count == len(error.message.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -135,5 +135,4 @@ def test_wrong_options_end_before_the_measurement(file, command, words, message)
 
 
 def test_a_file_that_does_not_exist():
-    with pytest.raises(sbp.SbpError, match=r"cannot read the calibration none.toml: No such file"):
-        mesh_spec(mesh(), "none.toml")
+    refused(r"cannot read the calibration none.toml: No such file", mesh_spec, mesh(), "none.toml")
