@@ -17,6 +17,7 @@ from benchmarks.fault_suite import checked
 from sbp import B, P, S
 from sbp.errors import OptionEdit, SourceEdit
 from tests.edits import edited_text
+from tests.same import refused
 
 ONE, TWO = (("model", 8),), (("data", 2), ("model", 4))
 MESHES = [ONE, TWO]
@@ -301,10 +302,9 @@ def test_a_shard_map_of_another_mesh_is_refused():
 # ---- false claims -------------------------------------------------------------------------------
 
 
-def refused(fn: Any, mesh: Any, *args: Any) -> Any:
-    with pytest.raises(sbp.SbpTypeError) as caught:
-        sbp.jit(fn, mesh).plan(*args)
-    (found,) = caught.value.diagnostics
+def fault_of(fn: Any, mesh: Any, *args: Any) -> Any:
+    error: Any = refused(None, sbp.jit(fn, mesh).plan, *args, kind=sbp.SbpTypeError)
+    (found,) = error.diagnostics
     assert found.primary and (found.code, found.primary.span.file) == ("manual-types", __file__)
     return found
 
@@ -315,14 +315,14 @@ def test_a_part_that_is_taken_for_the_value_is_refused(mesh: Any):
     wrong = sbp.manual(
         lambda h: lax.psum(jnp.tanh(h), "model"), in_types="model:P(sum)", out_types="B"
     )
-    found = refused(wrong, mesh, x)
+    found = fault_of(wrong, mesh, x)
     assert found.title == "`jnp.tanh(h)` takes a partial value on mesh axis `model`"
     right = sbp.manual(lambda h: lax.psum(2 * h, "model"), in_types="model:P(sum)", out_types="B")
     assert_close(sbp.jit(right, mesh)(x), 2 * x)
     through = sbp.manual(lambda h: 2 * h, in_types="model:P(sum)", out_types="model:P(sum)")
     assert_close(sbp.jit(through, mesh)(x), 2 * x)
     shifted = sbp.manual(lambda h: h + 1, in_types="model:P(sum)", out_types="model:P(sum)")
-    assert "adds a whole value to a partial one" in refused(shifted, mesh, x).title
+    assert "adds a whole value to a partial one" in fault_of(shifted, mesh, x).title
 
 
 def weighed_by_index(h):
@@ -337,9 +337,9 @@ def first_only(x):
 
 def test_a_region_that_depends_on_the_device_is_refused(mesh: Any):
     (x,) = arrays((8, 16))
-    found = refused(sbp.manual(weighed_by_index, in_types="model:P(sum)", out_types="B"), mesh, x)
+    found = fault_of(sbp.manual(weighed_by_index, in_types="model:P(sum)", out_types="B"), mesh, x)
     assert "result 0 changes" in found.title
-    found = refused(lambda x: sbp.manual(first_only, "B", "B")(x), mesh, x)
+    found = fault_of(lambda x: sbp.manual(first_only, "B", "B")(x), mesh, x)
     assert "differs between the devices of mesh axis `model` and is returned as B" in found.title
 
 
@@ -377,9 +377,7 @@ def test_types_that_do_not_fit(in_types: Any, out_types: Any, text: str):
 
 
 def test_the_function_must_be_one():
-    number: Any = 3
-    with pytest.raises(sbp.SbpError, match="must be a function"):
-        sbp.manual(number, "B", "B")
+    refused("must be a function", sbp.manual, 3, "B", "B")
     assert S(0) != B != P
 
 
@@ -435,8 +433,11 @@ def test_an_array_among_the_entries_is_refused_as_what_it_is():
         lambda x: sbp.manual(gated_alone, in_types=(np.ones(2),), out_types="B")(x),
         jax.sharding.AbstractMesh((2,), ("data",)),
     )
-    with pytest.raises(sbp.SbpError, match=r"type-syntax: .* got array"):
-        checked_inside.plan(jax.ShapeDtypeStruct((8, 16), jnp.float32))
+    refused(
+        r"type-syntax: .* got array",
+        checked_inside.plan,
+        jax.ShapeDtypeStruct((8, 16), jnp.float32),
+    )
 
 
 gated_alone = lambda x: x

@@ -17,6 +17,7 @@ from jax.sharding import AxisType, PartitionSpec as Spec
 
 import sbp
 from tests.run.programs import CASES, NAMES, arguments, function_of
+from tests.same import refused
 from tests.slices import sliced
 
 COLLECTIVES = ("psum", "pmax", "psum_scatter", "all_gather", "all_to_all", "ppermute")
@@ -192,8 +193,12 @@ def test_helps_are_tried_against_the_plain_function():
 
 
 def test_a_plain_function_of_other_results_is_refused():
-    with pytest.raises(sbp.SbpError, match="`against` returns float32"):
-        sbp.check_shard_map(accumulated(64), *SHAPES, mesh=MESH, against=loss)
-    number: Any = 3
-    with pytest.raises(sbp.SbpError, match="against"):
-        sbp.check_shard_map(accumulated(64), *SHAPES, mesh=MESH, against=number)
+    refused(
+        "`against` returns float32",
+        sbp.check_shard_map,
+        accumulated(64),
+        *SHAPES,
+        mesh=MESH,
+        against=loss,
+    )
+    refused("against", sbp.check_shard_map, accumulated(64), *SHAPES, mesh=MESH, against=3)

@@ -145,11 +145,22 @@ def test_arguments_may_be_traced():
 @pytest.mark.parametrize("args", [(X,), (X, W, W)])
 def test_a_call_with_another_number_of_arguments(args):
     program = region(lambda x, w: x @ w, PartitionSpec(), PartitionSpec())
-    with pytest.raises(sbp.SbpError, match=r"program was called wrongly: .*positional argument"):
-        sbp.check_shard_map(program, *args, mesh=MESH)
+    refused(
+        r"program was called wrongly: .*positional argument",
+        sbp.check_shard_map,
+        program,
+        *args,
+        mesh=MESH,
+    )
     program = region(lambda *args: args[0], PartitionSpec(), PartitionSpec())
-    with pytest.raises(sbp.SbpError, match=r"`against` was called wrongly: .*positional argument"):
-        sbp.check_shard_map(program, *args, mesh=MESH, against=lambda x, w: x)
+    refused(
+        r"`against` was called wrongly: .*positional argument",
+        sbp.check_shard_map,
+        program,
+        *args,
+        mesh=MESH,
+        against=lambda x, w: x,
+    )
 
 
 @pytest.mark.parametrize("name", list(CODES))
