@@ -1,10 +1,11 @@
 """What several tests of signatures share."""
 
-import jax
 import pytest
+
+import sbp
 
 
 @pytest.fixture(scope="module")
 def mesh():
     """Two axes of eight devices."""
-    return jax.make_mesh((2, 4), ("x", "y"))
+    return sbp.make_mesh((2, 4), ("x", "y"))

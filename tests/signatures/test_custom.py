@@ -81,11 +81,6 @@ ROW_SUMS = ["S(0) -> S(0)", "P -> P"]
 row_sums_local = lambda ctx, x: jnp.where(jnp.arange(x.shape[1]) < ctx.in_extent(0, 1), x, 0).sum(1)
 
 
-@pytest.fixture(scope="module")
-def mesh():
-    return sbp.make_mesh((2, 4), ("x", "y"))
-
-
 def kinds(plan):
     return [step.kind for p in plan.program.boxes() if p.bytes_per_device for step in p.box.steps]
 
