@@ -86,7 +86,7 @@ def broken(
     """Puts a program into the gallery; the policy is "explicit" unless another is given."""
 
     def add(fn: Callable[..., Any]) -> Callable[..., Any]:
-        entry = Broken(
+        GALLERY[fn.__name__] = Broken(
             fn=fn,
             args=args,
             mesh=mesh,
@@ -96,7 +96,6 @@ def broken(
             also=also,
             unlabelled=unlabelled,
         )
-        GALLERY[entry.name] = entry
         return fn
 
     return add
