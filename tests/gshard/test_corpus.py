@@ -54,13 +54,11 @@ from examples.gshard.sources import PACKAGES, fetch, language_code, load, read_w
 from examples.gshard.tokenizer import Tokenizer
 from sbp.moe.checkpoint import describe, differences
 from sbp.moe.config import BOS, EOS, PAD
+from tests.gshard.runs import MODEL, TRAIN as PLAIN
 from tests.moe.test_packing import drawn
 from tests.same import refused
 
-TRAIN = dataclasses.replace(
-    preset("tiny-test").train, languages=5, train_pairs=400, heldout_per_language=5
-)
-MODEL = preset("tiny-test").model
+TRAIN = dataclasses.replace(PLAIN, languages=5, train_pairs=400, heldout_per_language=5)
 
 
 @pytest.fixture(scope="module")
@@ -454,9 +452,6 @@ def test_wheels_in_the_cache_are_not_fetched(tmp_path, monkeypatch):
 
 def test_packages_have_fixed_versions():
     assert all(package.count("==") == 1 for package in PACKAGES)
-
-
-PLAIN = preset("tiny-test").train
 
 
 def test_a_test_set_of_the_users_own_is_not_trained_on(tmp_path):

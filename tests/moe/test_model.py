@@ -99,14 +99,13 @@ def test_loss_is_cross_entropy_and_excludes_aux(smoothing):
 
 def test_steps_are_deterministic_and_remat_changes_nothing():
     cfg = dataclasses.replace(CFG, dropout=0.1)
-    train = preset("tiny-test").train
     models = (dataclasses.replace(cfg, remat=remat) for remat in (True, False))
     with_remat, without = (
-        jax.jit(make_train_step(model, train), compiler_options=QUICK) for model in models
+        jax.jit(make_train_step(model, TRAIN), compiler_options=QUICK) for model in models
     )
     losses = []
     for step in (with_remat, with_remat, without):
-        state, run = init_state(cfg, train), []
+        state, run = init_state(cfg, TRAIN), []
         for seed in range(3):
             state, metrics = step(state, random_batch(cfg, seed))
             run.append(float(metrics.loss))

@@ -13,7 +13,6 @@ import optax
 import pytest
 
 import sbp
-from examples.gshard.presets import preset
 from sbp.moe.config import TrainConfig
 from sbp.moe.layers import attention, keys_values, rms_norm
 from sbp.moe.model import init_params, loss_fn
@@ -27,10 +26,9 @@ from sbp.moe.step import (
     sqrt_decay,
 )
 from tests.moe.steps import planned_step, run_step
-from tests.moe.test_model import random_batch
+from tests.moe.test_model import MODEL, TRAIN, random_batch
 from tests.same import assert_close, refused
 
-MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
 MIXED = dataclasses.replace(MODEL, dtype="bfloat16")
 
 planned = lambda train, model=MODEL: planned_step(model, train, (("data", 2), ("expert", 4)))

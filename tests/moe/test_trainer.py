@@ -16,13 +16,12 @@ import pytest
 
 import sbp
 from examples.gshard.machine import make_mesh
-from examples.gshard.presets import preset
 from sbp.moe.checkpoint import Checkpoints, describe, digest_of, fingerprints
 from sbp.moe.config import BOS, ModelConfig, TrainConfig
 from sbp.moe.model import Batch
 from sbp.moe.step import TrainState, init_state, plan_train_step
 from sbp.moe.trainer import Trainer, read_metrics
-from tests.gshard.runs import files_of_at_most
+from tests.gshard.runs import MODEL, TRAIN, files_of_at_most
 from tests.same import refused
 from tests.slices import EXHAUSTIVE
 
@@ -125,7 +124,6 @@ class Infinite:
         return self.plan(state._replace(params=jax.tree.map(lambda w: w / 0, state.params)), batch)
 
 
-MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
 RUN = {"model": {"experts": 8}, "train": {"seed": 0}, "corpus": {"digest": "a"}}
 
 
