@@ -82,7 +82,6 @@ class Op:
       law: exactness of its results.
       weight: how often, relative to others.
       stops: whether no gradient can pass: floats are read through stop_gradient where one is taken.
-      guard: whether this JAX has it.
     """
 
     name: str
@@ -91,7 +90,6 @@ class Op:
     law: Law
     weight: float = 1.0
     stops: bool = False
-    guard: bool = True
 
 
 @dataclass(slots=True, eq=False)

@@ -392,18 +392,14 @@ def generated(
 # All operations, and those for the bodies of functions.
 
 
-ALL: tuple[Op, ...] = tuple(
-    op
-    for op in (
-        *ops_elementwise.OPS,
-        *ops_reduce.OPS,
-        *ops_shape.OPS,
-        *ops_shape.INDEXING,
-        *ops_contract.OPS,
-        *ops_reduce.RANDOM,
-        *ops_control.OPS,
-    )
-    if op.guard
+ALL: tuple[Op, ...] = (
+    *ops_elementwise.OPS,
+    *ops_reduce.OPS,
+    *ops_shape.OPS,
+    *ops_shape.INDEXING,
+    *ops_contract.OPS,
+    *ops_reduce.RANDOM,
+    *ops_control.OPS,
 )
 """The tables, one after the other: a seed makes the same program while their order is the same."""
 

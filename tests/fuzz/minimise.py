@@ -53,13 +53,9 @@ def _descend(
     program: Program, candidates: Callable[[Program], Iterator[Program]], accepted: Fails
 ) -> Program:
     """Takes the first candidate that fails, and starts again from it, until none does."""
-    while True:
-        for candidate in candidates(program):
-            if accepted(candidate):
-                program = pruned(candidate)
-                break
-        else:
-            return program
+    while found := next(filter(accepted, candidates(program)), None):
+        program = pruned(found)
+    return program
 
 
 def _options(p: Program) -> Iterator[Program]:

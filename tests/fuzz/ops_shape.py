@@ -5,8 +5,6 @@ leave the bounds on purpose."""
 import math
 from typing import Any
 
-from jax import lax
-
 from tests.fuzz.draw import Draw, Op, Slot, Want, like, moves, smooth, sums, whole
 from tests.fuzz.ops_elementwise import same
 
@@ -177,7 +175,6 @@ OPS: tuple[Op, ...] = (
         "lax.split({a}, {sizes}, {axis})",
         {"a": Want(_ANY, 1), "axis": _axis, "sizes": _pieces},
         moves,
-        guard=hasattr(lax, "split"),
     ),
     Op(
         "tile",

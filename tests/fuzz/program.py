@@ -128,7 +128,6 @@ class Program:
     mesh: tuple[int, ...]
     boxing: str = "auto"
     gradients: bool = False
-    cotangents: bool = False
     donate: tuple[str, ...] = ()
     hardware: sbp.Hardware | None = None
     padded: bool = False  # whether arguments and results with types are held as `sbp.Padded`
