@@ -31,6 +31,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS_PER_PROGRAM = 120
 GRACE_SECONDS = 60  # for starting, and for a worker to notice the time itself
 FAILURES = ("mismatch", "no-typing", "crash", "time-out")
+FLAG, GIVEN = "--xla_force_host_platform_device_count", os.environ.get("XLA_FLAGS", "")
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    **os.environ,
+    "XLA_FLAGS": GIVEN if FLAG in GIVEN else f"{GIVEN} {FLAG}=8".strip(),
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -70,13 +76,8 @@ def _command(options: argparse.Namespace, times: int, **more: Any) -> list[str]:
 def _worker(seeds: list[int], options: argparse.Namespace) -> subprocess.Popen[str]:
     """A worker on these seeds, which writes one line of JSON when it begins a program and one when
     it has judged it."""
-    environment = dict(os.environ)
-    flag = "--xla_force_host_platform_device_count"
-    if flag not in environment.get("XLA_FLAGS", ""):
-        environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {flag}=8".strip()
-    environment.setdefault("JAX_PLATFORMS", "cpu")
     command = _command(options, 1, memory=options.memory, seeds=seeds)
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
 
 
 def _messages(worker: subprocess.Popen[str], minimise: float) -> Iterator[dict[str, Any] | None]:
@@ -163,15 +164,10 @@ def _show(console: Console, message: dict[str, Any]) -> None:
 def _source(seed: int, options: argparse.Namespace) -> str:
     """The whole program of a seed, from a process of its own, minimised where every candidate gets
     one, since this one may not survive."""
-    environment = {
-        "JAX_PLATFORMS": "cpu",
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    }
     return subprocess.run(
         _command(options, 2, fatal=True, seeds=[seed]),
         cwd=ROOT,
-        env=environment,
+        env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         text=True,
         check=False,
