@@ -404,14 +404,17 @@ class Diagnostic:
     def text(self) -> str:
         """The diagnostic in plain words, one fact per line, without source excerpts."""
         where = f"\n  --> {self.primary.span}" if self.primary else ""
-        lines = [f"{self.severity}[{self.code}]: {self.title}{where}"]
-        lines += [f"  {label.span}: {label.text}" for label in self.labels if label.text]
-        lines += [f"  = note: {note}" for note in self.notes]
-        lines += [
-            f"  = help: {h.text} (sends {bytes_text(h.bytes_per_device)} per device)"
-            for h in self.helps
-        ]
-        return "\n".join(lines)
+        return "\n".join(
+            [
+                f"{self.severity}[{self.code}]: {self.title}{where}",
+                *(f"  {label.span}: {label.text}" for label in self.labels if label.text),
+                *(f"  = note: {note}" for note in self.notes),
+                *(
+                    f"  = help: {h.text} (sends {bytes_text(h.bytes_per_device)} per device)"
+                    for h in self.helps
+                ),
+            ]
+        )
 
 
 LONGEST_WORD = 1000
