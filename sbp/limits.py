@@ -82,13 +82,15 @@ class Budget:
         object.__setattr__(self, "above", float(self.above))
 
     def __repr__(self) -> str:
-        words = list[str]()
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
-                whole = isinstance(value, float) and value.is_integer()
-                text = json.dumps(int(value) if whole else value, ensure_ascii=False)
-                words.append(text if field.name == "collective" else f"{field.name}={text}")
+        given = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default}
+        texts = {
+            name: json.dumps(
+                int(value) if isinstance(value, float) and value.is_integer() else value,
+                ensure_ascii=False,
+            )
+            for name, value in given.items()
+        }
+        words = (text if n == "collective" else f"{n}={text}" for n, text in texts.items())
         return f"sbp.forbid({', '.join(words)})"
 
     def __str__(self) -> str:
