@@ -645,11 +645,13 @@ def assert_plan_unchanged(
 def _lines(plan: Plan) -> Iterator[str]:
     """The plan as the file tells it."""
     program = plan.program
-    yield _HEAD
-    yield f"mesh {program.mesh}"
-    yield from (f"strategy of {axis}: {text}" for axis, text in strategy(program).items())
-    yield f"sent: {program.cost.bytes_per_device:,.0f} bytes per device"
-    yield f"peak memory: {program.cost.peak_memory_bytes:,.0f} bytes per device"
+    yield from (
+        _HEAD,
+        f"mesh {program.mesh}",
+        *(f"strategy of {axis}: {text}" for axis, text in strategy(program).items()),
+        f"sent: {program.cost.bytes_per_device:,.0f} bytes per device",
+        f"peak memory: {program.cost.peak_memory_bytes:,.0f} bytes per device",
+    )
     for kind, tensors in (
         ("input", inputs(program)),
         ("output", outputs(program, plan.report().output_names)),
