@@ -66,7 +66,8 @@ def _shows_all_frames() -> bool:
 
 
 def _traceback(frames: Iterable[TracebackType]) -> TracebackType | None:
-    made = None
-    for one in reversed([*frames]):
-        made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    return made
+    return functools.reduce(
+        lambda rest, one: TracebackType(rest, one.tb_frame, one.tb_lasti, one.tb_lineno),
+        reversed([*frames]),
+        None,
+    )
