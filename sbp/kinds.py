@@ -187,8 +187,7 @@ def _arguments(
         bound = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         strange = next((k for k in kwargs if k not in parameters), None)
-        near = "" if strange is None else nearest(strange, parameters)
-        near += "".join(
+        near = ("" if strange is None else nearest(strange, parameters)) + "".join(
             f"; pass {p.name}={p.name}"
             for p in parameters.values()
             if p.kind is p.KEYWORD_ONLY and str(error).endswith(f": '{p.name}'")
