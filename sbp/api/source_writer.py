@@ -153,8 +153,7 @@ class SourceWriter(Tracing):
           split: for the body of a scan: how many arguments are constants, and how many carries.
         """
         jaxpr, consts = _jax.open_jaxpr(closed)
-        taken = set[str]().union(self.module, *(s.taken for s in self.scopes))
-        name = free_name(wanted, taken)
+        name = free_name(wanted, self.module.union(*(s.taken for s in self.scopes)))
         self.module.add(name)
         is_main = not self.scopes
         scope = _FunctionNames(self.module, is_block=isinstance(closed, RepeatedBlock))
@@ -168,8 +167,11 @@ class SourceWriter(Tracing):
             constants, carries = split
             parts = ins[constants : constants + carries], ins[constants + carries :]
             head = [*ins[:constants], "carry", "slices"]
-            pairs = zip(parts, ("carry", "slices"), strict=True)
-            lines = [f"{tuple_text(part)} = {of}" for part, of in pairs if part]
+            lines = [
+                f"{tuple_text(part)} = {of}"
+                for part, of in zip(parts, ("carry", "slices"), strict=True)
+                if part
+            ]
         lines += self.body(jaxpr, scope)
         outs = [self.read(v, scope) for v in jaxpr.outvars]
         if split:
@@ -533,11 +535,16 @@ class SourceWriter(Tracing):
         params, function = eqn.params, "lax.scan"
         if in_place:
             function = self.helper(scan_in_place)
-            made = (v.aval for v in eqn.outvars[carries:])
-            parts.append(tuple_text([text_of((x.shape[1:], x.dtype)) for x in made]))
-        options = f"length={params['length']}{', reverse=True' * params['reverse']}"
-        options += f", unroll={params['unroll']}" if params["unroll"] != 1 else ""
-        return f"{function}({', '.join(parts)}, {options})"
+            parts.append(
+                tuple_text(
+                    [text_of((v.aval.shape[1:], v.aval.dtype)) for v in eqn.outvars[carries:]]
+                )
+            )
+        unroll = f", unroll={params['unroll']}" if params["unroll"] != 1 else ""
+        return (
+            f"{function}({', '.join(parts)}, length={params['length']}"
+            f"{', reverse=True' * params['reverse']}{unroll})"
+        )
 
     def helper(self, function: Callable[..., Any]) -> str:
         """The name of a function of sbp that the file has a copy of, without types."""
