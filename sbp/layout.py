@@ -78,7 +78,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
     pod:S(0) data:S(0) model:S(2)
     """
 
-    __slots__ = ("_axes", "_made_at", "_used")
+    __slots__ = ("_axes", "_made_at")
 
     def __init__(
         self, axes: Mapping[str, str | Iterable[str]] | None = None, /, **named: str | Iterable[str]
@@ -93,7 +93,6 @@ class Layout(Mapping[str, tuple[str, ...]]):
             name: _axes_of(name, value) for name, value in {**(axes or {}), **named}.items()
         }
         self._made_at = _jax.caller_span()
-        self._used = tuple(dict.fromkeys(a for mapped in self._axes.values() for a in mapped))
 
     def __getitem__(self, name: str) -> tuple[str, ...]:
         try:
@@ -188,7 +187,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
                     f"dim {name!r} occurs twice in {_text(names)}; the names of one tensor differ:"
                     " rename one of them, or give it None"
                 )
-        atoms: dict[str, Atom] = dict.fromkeys(self._used, B)
+        atoms: dict[str, Atom] = {axis: B for axes in self._axes.values() for axis in axes}
         owner: dict[str, str] = {}
         for dim, name in enumerate(names):
             for axis in self._axes.get(name, ()) if name is not None else ():
@@ -383,7 +382,7 @@ def _axes_of(name: Any, value: Any) -> tuple[str, ...]:
 
 def _text(names: tuple[Any, ...]) -> str:
     words = ("_" if n is None else n if isinstance(n, str) else show(n) for n in names)
-    return "[" + ", ".join(words) + "]"
+    return f"[{', '.join(words)}]"
 
 
 def _names_error(message: str) -> SbpError:
