@@ -199,8 +199,11 @@ class SizedCall:
           results: what it returns at the chosen sizes.
         """
         graph, avals = self.program
-        claims = [*element_claims(graph), *claims_of(graph, typing)]
-        claims += self._boundary_claims(typing.mesh)
+        claims = [
+            *element_claims(graph),
+            *claims_of(graph, typing),
+            *self._boundary_claims(typing.mesh),
+        ]
         if symbolic_in(avals):
 
             def asked(lift: Lift) -> list[Any]:
@@ -382,14 +385,14 @@ class SizedReport(Report):
             "some": found.holds,
             "open": f"not proved; {found.holds} is needed",
         }[found.status]
-        pairs = [
+        pairs = (
             ("asked for", f"every {found.asked}; other sizes are not covered"),
             ("typing holds for", how),
             ("shown by", f"Z3, {found.claims} conditions on sizes"),
             ("planned at", f"{at}; bytes, memory and time are for these sizes"),
-        ]
-        pairs += [(limit, f"met for {at}; sbp did not check other sizes") for limit in self.limits]
-        sizes = Section(title="symbolic sizes", parts=(Facts(pairs=tuple(pairs)),))
+            *((limit, f"met for {at}; sbp did not check other sizes") for limit in self.limits),
+        )
+        sizes = Section(title="symbolic sizes", parts=(Facts(pairs=pairs),))
         return Page(title=page.title, parts=(sizes, *page.parts))
 
 
