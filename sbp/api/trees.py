@@ -264,8 +264,9 @@ def types_by_pattern(
                 default=None,
             )
             said = "there are no leaves" if best is None else f"the nearest is {best!r}"
-            error = ArgumentError(f"{where}: no leaf has the path {show(pattern)}; {said}")
-            raise error.with_slip(pattern, *_near_patterns(pattern, known))
+            raise ArgumentError(f"{where}: no leaf has the path {show(pattern)}; {said}").with_slip(
+                pattern, *_near_patterns(pattern, known)
+            )
         for k in named:
             found.setdefault(k, entry)
     return [found.get(k) for k in range(len(paths))]
