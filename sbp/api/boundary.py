@@ -274,8 +274,14 @@ def broadcast_types(
         leaf; `unknown-axis`, `type-syntax` or `dim-out-of-range` for a type that does not fit the
         mesh or its leaf.
     """
-    entries = entries_of(entry, tree, [path_names(x.path[skip:]) for x in leaves], names)
-    return [read_entry(t, leaf, names, mesh, skip) for t, leaf in zip(entries, leaves, strict=True)]
+    return [
+        read_entry(t, leaf, names, mesh, skip)
+        for t, leaf in zip(
+            entries_of(entry, tree, [path_names(x.path[skip:]) for x in leaves], names),
+            leaves,
+            strict=True,
+        )
+    ]
 
 
 def entries_of(
@@ -437,8 +443,11 @@ def with_arrival(leaf: Leaf, x: Any, mesh: Mesh | AbstractMesh) -> Leaf:
             code="memory-kind",
         )
     kind = has if placed else wants
-    in_host = kind == HOST and (placed or isinstance(array, jax.ShapeDtypeStruct))
-    return replace(leaf, memory=kind, in_host=in_host)
+    return replace(
+        leaf,
+        memory=kind,
+        in_host=kind == HOST and (placed or isinstance(array, jax.ShapeDtypeStruct)),
+    )
 
 
 def _no_array(x: Any) -> str:
@@ -467,8 +476,9 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
     if isinstance(x, Partial | Padded):
         if x.problem:
             raise refused(f"input {name} is {x!r} and {x.problem}", ValueError)
-        shape = x.shape if isinstance(x, Padded) else x.parts.shape[x.rank :]
-        return jax.ShapeDtypeStruct(shape, x.parts.dtype)
+        return jax.ShapeDtypeStruct(
+            x.shape if isinstance(x, Padded) else x.parts.shape[x.rank :], x.parts.dtype
+        )
     if isinstance(x, jax.Ref):
         raise refused(
             f"input {name} is a Ref, which devices cannot share; pass its value, and return the new"
@@ -619,5 +629,8 @@ def mesh_of(*shardings: Any) -> Mesh | AbstractMesh | None:
 
 def _leaves(shardings: Any) -> list[Any]:
     """What an option asks; nothing where it is not given."""
-    name = "in_shardings and out_shardings"
-    return leaves_of(shardings, name, lambda x: x is None)[0] if is_given(shardings) else []
+    return (
+        leaves_of(shardings, "in_shardings and out_shardings", lambda x: x is None)[0]
+        if is_given(shardings)
+        else []
+    )
