@@ -118,8 +118,11 @@ class _Derivative:
             ins = [*(leaf.type for leaf in signature.leaves), *[None] * len(cotangents)]
             outs = [leaf.type for leaf in results.leaves], None, *[None] * gradients
             # Donated arguments and their gradients have the same types.
-            found = self._planned("joint", joint, self._names[: len(ins)], ins, outs, moving)
-            return found.plan(*signature.avals, *cotangents).program
+            return (
+                self._planned("joint", joint, self._names[: len(ins)], ins, outs, moving)
+                .plan(*signature.avals, *cotangents)
+                .program
+            )
 
         try:
             program = plan_of([leaf.aval for leaf in smooth], len(moving))
@@ -288,8 +291,9 @@ def _planned(*args: Any, derivative: _Derivative, avals: Any) -> list[Any]:
 
 
 def _jvp(primals: Any, tangents: Any, *, derivative: _Derivative, avals: Any) -> Any:
-    moved = tuple(map(_jax.ad.instantiate_zeros, tangents))
-    return jax.jvp(derivative.tangents, tuple(primals), moved)
+    return jax.jvp(
+        derivative.tangents, tuple(primals), tuple(map(_jax.ad.instantiate_zeros, tangents))
+    )
 
 
 def _transpose(cts: Any, *args: Any, derivative: _Derivative, avals: Any) -> list[Any]:

@@ -84,10 +84,13 @@ def _serves(key: Any, plan: Plan, call: Any) -> bool:
     """Whether a call is the one that a plan was made for, except that free arguments are on the
     mesh now: their pinned types are the types that the plan chose."""
     (mesh, mine), (its_mesh, its) = key, call
-    same = mesh == its_mesh and (*mine[:4], *mine[5:]) == (*its[:4], *its[5:])
-    return same and all(
-        a == b or (a[0] is None and b == (t, *a[1:]))
-        for a, b, t in zip(mine[4], its[4], plan.program.input_types, strict=True)
+    return (
+        mesh == its_mesh
+        and (*mine[:4], *mine[5:]) == (*its[:4], *its[5:])
+        and all(
+            a == b or (a[0] is None and b == (t, *a[1:]))
+            for a, b, t in zip(mine[4], its[4], plan.program.input_types, strict=True)
+        )
     )
 
 
@@ -340,8 +343,11 @@ class JittedMethod:
             raise AttributeError(name)
         found = getattr(self.__func__, name)
         bound = functools.partial(found, self.__self__)
-        takes_arguments = name in ("check", "plan", "trace", "lower", "eval_shape")
-        return functools.update_wrapper(bound, found) if takes_arguments else found
+        return (
+            functools.update_wrapper(bound, found)
+            if name in ("check", "plan", "trace", "lower", "eval_shape")
+            else found
+        )
 
     def __dir__(self) -> Iterable[str]:
         return {*super().__dir__(), *dir(self.__func__)}

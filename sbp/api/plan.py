@@ -116,8 +116,11 @@ class Plan:
     @functools.cached_property
     def _joint(self) -> JointRun | None:
         """What its runs need where there are several processes."""
-        types = [leaf.type for leaf in self._signature.leaves]
-        return JointRun(self._executable, self._names, types) if jax.process_count() > 1 else None
+        return (
+            JointRun(self._executable, self._names, [leaf.type for leaf in self._signature.leaves])
+            if jax.process_count() > 1
+            else None
+        )
 
     @property
     def cost(self) -> Cost:
