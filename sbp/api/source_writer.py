@@ -278,8 +278,10 @@ class SourceWriter(Tracing):
         if self.instruction(eqn) is None:
             return 1
         jaxpr, _ = _jax.open_jaxpr(eqn.params["jaxpr"])
-        atoms = [*jaxpr.outvars, *(v for e in jaxpr.eqns for v in e.invars)]
-        return sum(v is jaxpr.invars[number] for v in atoms)
+        return sum(
+            v is jaxpr.invars[number]
+            for v in (*jaxpr.outvars, *(v for e in jaxpr.eqns for v in e.invars))
+        )
 
     def instruction(self, eqn: Any) -> Instruction | None:
         """The instruction that an equation runs."""

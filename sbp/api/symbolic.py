@@ -272,8 +272,9 @@ def priced_constraints(call: SizedCall, terms: Sequence[str], program: Program, 
     edits: tuple[Edit, ...] = sizes_edits(call.reader.options.at, call.scope.names, terms)
     option = OptionEdit(option="constraints", value=terms, function="jax.export.symbolic_shape")
     quoted = ", ".join(f'"{t}"' for t in terms)
-    text = f"make the sizes with constraints=[{quoted}]: {then}"
-    return help_with_price(text, edits or (option,), program)
+    return help_with_price(
+        f"make the sizes with constraints=[{quoted}]: {then}", edits or (option,), program
+    )
 
 
 def _choice(scope: Scope, devices: int) -> Point:
@@ -392,8 +393,10 @@ class SizedReport(Report):
             ("planned at", f"{at}; bytes, memory and time are for these sizes"),
             *((limit, f"met for {at}; sbp did not check other sizes") for limit in self.limits),
         )
-        sizes = Section(title="symbolic sizes", parts=(Facts(pairs=pairs),))
-        return Page(title=page.title, parts=(sizes, *page.parts))
+        return Page(
+            title=page.title,
+            parts=(Section(title="symbolic sizes", parts=(Facts(pairs=pairs),)), *page.parts),
+        )
 
 
 def sized_report(reader: CallReader, signature: CallSignature) -> Report:
