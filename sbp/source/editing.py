@@ -203,8 +203,13 @@ def convert_value(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> Ed
     if here is None or is_local(source, here, module):
         return ()
     if read.span is not None:
-        text = _call(exact_text(read.span), atoms, module)
-        return (SourceEdit(span=read.span, replacement=text, imports=names.imports),)
+        return (
+            SourceEdit(
+                span=read.span,
+                replacement=_call(exact_text(read.span), atoms, module),
+                imports=names.imports,
+            ),
+        )
     owner = owner_of(source, here, read.code)
     statement = statement_of(source, here)
     if statement is not None and owner is function_of(source, here):
@@ -356,8 +361,7 @@ def items_of(call: Span | None, name: str, count: int) -> list[tuple[Span, str]]
     part = expression_at(at)[0]
     if at is None or not isinstance(part, ast.Tuple | ast.List) or len(part.elts) != count:
         return []
-    spans = [span_of(item, at.file) for item in part.elts]
-    return [(span, exact_text(span)) for span in spans]
+    return [(span, exact_text(span)) for span in (span_of(item, at.file) for item in part.elts)]
 
 
 def constants_in(at: Span, old: Any, new: Any) -> Edits:
@@ -500,8 +504,13 @@ def divide_by_sizes(span: Span, axes: tuple[str, ...], tree: str = "") -> Edits:
     sizes = " * ".join(f'{lax}.axis_size("{axis}")' for axis in axes)
     by = sizes if len(axes) == 1 else f"({sizes})"
     if tree:
-        text = f"jax.tree.map(lambda g: g / {by}, {tree})"
-        return (SourceEdit(span=span, replacement=text, imports=(*imports, "import jax")),)
+        return (
+            SourceEdit(
+                span=span,
+                replacement=f"jax.tree.map(lambda g: g / {by}, {tree})",
+                imports=(*imports, "import jax"),
+            ),
+        )
     return (
         SourceEdit(span=start_of(span), replacement="(", imports=imports),
         SourceEdit(span=end_of(span), replacement=f" / {by})"),

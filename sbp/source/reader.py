@@ -274,8 +274,7 @@ def stored_in(scope: ast.AST) -> set[str]:
 
     nodes = list(reached([scope], parts))
     stored = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    shared = (n.names for n in nodes if isinstance(n, ast.Global | ast.Nonlocal))
-    return stored.difference(*shared)
+    return stored.difference(*(n.names for n in nodes if isinstance(n, ast.Global | ast.Nonlocal)))
 
 
 # ---- variables ----------------------------------------------------------------------------------
