@@ -190,8 +190,9 @@ def check_rank(t: NdSbp, ndim: int) -> None:
             few = {0: "no dims; use B", 1: "only dim 0; split dim 0"}
             dims = few.get(ndim, f"only dims 0..{ndim - 1}; split one of these")
             error = f"{axis}:{atom!r} splits dim {atom.dim}, but the tensor has {dims}"
-            likely = (Split(dim) for dim in reversed(range(ndim)))
-            raise refused(error, ValueError, code="dim-out-of-range").with_slip(atom, *likely)
+            raise refused(error, ValueError, code="dim-out-of-range").with_slip(
+                atom, *map(Split, reversed(range(ndim)))
+            )
 
 
 def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
@@ -312,8 +313,9 @@ def split(x: Any, dim: int, *mesh_axes: str) -> Any:
         dims = {0: "it has no dims to split; use sbp.replicate", 1: "split dim 0"}
         right = dims.get(x.ndim, f"split one of the dims 0..{x.ndim - 1}")
         said = f"split(x, {show(dim)}) on a tensor of shape {x.shape}: {right}"
-        nearest_first = sorted(range(x.ndim), key=lambda d: abs(d - dim))
-        raise refused(said, ValueError, code="dim-out-of-range").with_slip(dim, *nearest_first)
+        raise refused(said, ValueError, code="dim-out-of-range").with_slip(
+            dim, *sorted(range(x.ndim), key=lambda d: abs(d - dim))
+        )
     twice = [name for name in mesh_axes if mesh_axes.count(name) > 1]
     if twice:
         raise SbpError(
@@ -330,8 +332,9 @@ def replicate(x: Any, *mesh_axes: str) -> Any:
     >>> replicate(jnp.zeros(3)).shape
     (3,)
     """
-    pin = Pin(NdSbp(dict.fromkeys(mesh_axes, B))) if mesh_axes else Pin(NdSbp(), complete=True)
-    return bind_pin(as_array(x, ARRAY), pin)
+    return bind_pin(
+        as_array(x, ARRAY), Pin(NdSbp(dict.fromkeys(mesh_axes, B)), complete=not mesh_axes)
+    )
 
 
 @takes(
