@@ -111,8 +111,7 @@ class Correction:
         text of a type."""
         if all(isinstance(v, str) for v in (value, self.wrong, self.right)):
             return self.right if value == self.wrong else rename_axis(value, self.wrong, self.right)
-        same = type(value) is type(self.wrong) and value == self.wrong
-        return self.right if same else value
+        return self.right if type(value) is type(self.wrong) and value == self.wrong else value
 
     def holds_at(self, file: str, line: int) -> bool:
         """Whether a line is part of the call."""
@@ -205,8 +204,7 @@ def nearest(name: object, known: Iterable[str], limit: int | None = None) -> str
     close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
     if close:
         return f'; did you mean "{close[0]}"?'
-    shown = listed((option[:80] for option in options), limit or len(options))
-    return f"; known: {shown}" if options else ""
+    return "; known: " * bool(options) + listed((o[:80] for o in options), limit or len(options))
 
 
 # ---- errors -------------------------------------------------------------------------------------

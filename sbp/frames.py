@@ -17,9 +17,12 @@ _OTHERS = os.path.join(os.path.dirname(jax.__file__), ""), contextlib.__file__, 
 def is_users(frame: FrameType) -> bool:
     """Whether a frame is outside of sbp and JAX. `sbp.moe` is a user of sbp."""
     file = os.path.abspath(frame.f_code.co_filename)
-    # The constructor of a dataclass has no file.
-    is_made = frame.f_code.co_qualname.startswith("__create_fn__")
-    return not (_is_own(frame) or is_made or file.startswith(_OTHERS))
+    return not (
+        _is_own(frame)
+        or file.startswith(_OTHERS)
+        # The constructor of a dataclass has no file.
+        or frame.f_code.co_qualname.startswith("__create_fn__")
+    )
 
 
 def _is_own(frame: FrameType) -> bool:

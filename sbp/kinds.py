@@ -75,8 +75,9 @@ class Kind:
 
     def refusal(self, function: str, name: str, value: Any) -> ArgumentError:
         """The error for a value of another kind, for the caller to raise."""
-        about = f"{function}: `{name}` must be {self.what}, got {show(value)}"
-        return ArgumentError(about, code=self.code)
+        return ArgumentError(
+            f"{function}: `{name}` must be {self.what}, got {show(value)}", code=self.code
+        )
 
 
 def one_of(options: Sequence[str]) -> Kind:
