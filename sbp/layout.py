@@ -224,8 +224,9 @@ class Layout(Mapping[str, tuple[str, ...]]):
         """
         leaves, tree = leaves_of(names, "Layout.types: `names`", _LEAF.accepts)
         refuse_unless(_LEAF, "Layout.types", "leaf of names", leaves)
-        found = [None if leaf is None else self.type(*leaf, free=free) for leaf in leaves]
-        return jax.tree.unflatten(tree, found)
+        return jax.tree.unflatten(
+            tree, [None if leaf is None else self.type(*leaf, free=free) for leaf in leaves]
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -381,7 +382,7 @@ def _axes_of(name: Any, value: Any) -> tuple[str, ...]:
 
 
 def _text(names: tuple[Any, ...]) -> str:
-    words = ("_" if n is None else n if isinstance(n, str) else show(n) for n in names)
+    words = ["_" if n is None else n if isinstance(n, str) else show(n) for n in names]
     return f"[{', '.join(words)}]"
 
 

@@ -160,8 +160,11 @@ def policy(boxing: Policy, *axes: str) -> Reusable:
     >>> with policy("explicit", "dcn"):
     ...     y = jnp.ones(2) + 1
     """
-    marks = (policy_mark(boxing, axis) for axis in axes or ("",))
-    return Reusable(functools.partial(jax.named_scope, "/".join(marks)))
+    return Reusable(
+        functools.partial(
+            jax.named_scope, "/".join(policy_mark(boxing, axis) for axis in axes or ("",))
+        )
+    )
 
 
 def policy_mark(boxing: Policy, axis: str = "") -> str:
