@@ -169,8 +169,7 @@ class Jitted:
             return self._call_composed(flat, args, kwargs)
         mesh = self.mesh
         quick = quick_key(flat, tree, mesh)
-        plan = self._quick.get(quick)
-        if plan is not None:
+        if (plan := self._quick.get(quick)) is not None:
             plan.used = next(self._uses)
             return plan._run(flat)  # pyright: ignore[reportPrivateUsage]  # not for users
         reader = self._on(mesh)
@@ -295,8 +294,7 @@ class Jitted:
 
     def _plan_of(self, reader: CallReader, signature: CallSignature, key: Any = None) -> Plan:
         key = key or (reader.mesh, signature.key)
-        plan = self._plans.get(key)
-        if plan is None:
+        if (plan := self._plans.get(key)) is None:
             plan = make_plan(reader, signature)
             while len(self._plans) >= MOST_PLANS:
                 self._drop_oldest()

@@ -199,8 +199,11 @@ class SourceWriter(Tracing):
                 f" impl={str(jax.random.key_impl(value))!r})"
             )
         host = np.asarray(value)
-        is_small = 0 < host.size <= LITERAL_ELEMENTS and host.dtype.kind in "biuf"
-        if is_small and np.isfinite(host).all():
+        if (
+            0 < host.size <= LITERAL_ELEMENTS
+            and host.dtype.kind in "biuf"
+            and np.isfinite(host).all()
+        ):
             return text_of(host) if host.ndim else scalar_text(host, host, plain=False)
         name = f"a{self.numbers.setdefault(id(value), len(self.numbers))}"
         text, dtype = f'ARRAYS["{name}"]', host.dtype
@@ -237,8 +240,7 @@ class SourceWriter(Tracing):
         block, stands in."""
         while isinstance(eqn, RepeatedBlock):
             eqn = eqn.eqns[0]
-        instruction = self.instruction(eqn)
-        if instruction is None:
+        if (instruction := self.instruction(eqn)) is None:
             return None
         node = instruction.reader if isinstance(instruction, Box) else instruction.node
         return self.comment(instruction), _calls(node) if node is not None else []
@@ -347,8 +349,7 @@ class SourceWriter(Tracing):
                 for number, text in enumerate(expressions(eqn, operands(plain, True)))
                 if (alone := traces_to(text, places, avals, eqn, self.mesh.axes)) is not None
             )
-            found = next(ways, None)
-            if found is None:
+            if (found := next(ways, None)) is None:
                 raise no_source(f"the operation {eqn.primitive.name}")
             self.chosen[key] = found
         plain, number, alone = self.chosen[key]

@@ -73,8 +73,7 @@ def structure_difference(
         # No path leads to a child without leaves.
         name = mine[1][number] if mine[0] is dict else number
         key = below[0][len(here)] if below else jax.tree_util.DictKey(name)
-        found = structure_difference(child, second, below, (*here, key))
-        if found is not None:
+        if (found := structure_difference(child, second, below, (*here, key))) is not None:
             return found
     return None
 
