@@ -212,17 +212,19 @@ def convert_value(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> Ed
         )
     owner = owner_of(source, here, read.code)
     statement = statement_of(source, here)
-    if statement is not None and owner is function_of(source, here):
-        before = _before(statement, line.file)
-        if before is not None:
-            made = f"{read.code} = {_call(read.code, atoms, module)}{before}"
-            return (
-                SourceEdit(
-                    span=start_of(span_of(statement, line.file)),
-                    replacement=made,
-                    imports=names.imports,
-                ),
-            )
+    if (
+        statement is not None
+        and owner is function_of(source, here)
+        and (before := _before(statement, line.file)) is not None
+    ):
+        made = f"{read.code} = {_call(read.code, atoms, module)}{before}"
+        return (
+            SourceEdit(
+                span=start_of(span_of(statement, line.file)),
+                replacement=made,
+                imports=names.imports,
+            ),
+        )
     scope = owner if owner is not None else function_of(source, here)
     return tuple(
         SourceEdit(
@@ -236,8 +238,7 @@ def convert_value(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> Ed
 def statement_span(line: Span) -> Span | None:
     """The statement that an expression stands in, a compound one up to its body; None where the
     source does not show it."""
-    statement = statement_at(parsed_file(line.file), line)
-    if statement is None:
+    if (statement := statement_at(parsed_file(line.file), line)) is None:
         return None
     span, body = span_of(statement, line.file), getattr(statement, "body", None)
     if not isinstance(body, list) or not body:
@@ -426,8 +427,7 @@ def sizes_edits(made_at: Span | None, names: Sequence[str], constraints: Sequenc
         return ()
     (call,) = calls
     texts = ", ".join(f'"{c}"' for c in constraints)
-    given = keyword_of(call, "constraints")
-    if given is not None:
+    if (given := keyword_of(call, "constraints")) is not None:
         return (SourceEdit(span=span_of(given, made_at.file), replacement=f"[{texts}]"),)
     whole = span_of(call, made_at.file)
     text = exact_text(whole).rstrip().removesuffix(")").rstrip().removesuffix(",")
@@ -477,8 +477,7 @@ def after_statement(span: Span, name: str, function: str, arguments: str) -> Edi
     Returns:
       The edits; none where no statement stands at the span.
     """
-    statement = statement_at(parsed_file(span.file), span)
-    if statement is None:
+    if (statement := statement_at(parsed_file(span.file), span)) is None:
         return ()
     lax, imports = lax_in(span.file)
     before = (line_text(span.file, statement.lineno) or "").encode()[: statement.col_offset]
