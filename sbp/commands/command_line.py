@@ -641,8 +641,7 @@ def _call(found: Any, given: tuple[tuple[Any, ...], dict[str, Any]] | None, targ
         )
     if given is not None:
         return (found, *given)
-    needed = required_parameters(found)
-    if needed:
+    if needed := required_parameters(found):
         raise UsageError(
             f"{target} takes {', '.join(needed)}; give their shapes, such as --args"
             f' "{", ".join(["float32[8,16]"] * len(needed))}", or name a function without'

@@ -161,8 +161,7 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
       SbpError: `unknown-option` where JAX has no function of this name, or where it does not take
         the arguments.
     """
-    found = list(_functions(name))
-    if not found:
+    if not (found := list(_functions(name))):
         functions = {
             n
             for m in _MODULES.values()
