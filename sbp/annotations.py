@@ -209,8 +209,7 @@ def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
     atoms: dict[str, Atom] = {}
     for dim, entry in enumerate(spec.partitions):
         names = axes_of_entry(entry)
-        twice = [n for n in names if n in atoms or names.count(n) > 1]
-        if twice:
+        if twice := [n for n in names if n in atoms or names.count(n) > 1]:
             raise SbpError(
                 f"{spec} names mesh axis {show(twice[0])} twice; a mesh axis splits one dim, once",
                 code="bad-placement",
@@ -316,8 +315,7 @@ def split(x: Any, dim: int, *mesh_axes: str) -> Any:
         raise refused(said, ValueError, code="dim-out-of-range").with_slip(
             dim, *sorted(range(x.ndim), key=lambda d: abs(d - dim))
         )
-    twice = [name for name in mesh_axes if mesh_axes.count(name) > 1]
-    if twice:
+    if twice := [name for name in mesh_axes if mesh_axes.count(name) > 1]:
         raise SbpError(
             f"split names mesh axis {show(twice[0])} twice; name it once",
             code="bad-placement",

@@ -49,8 +49,7 @@ def file_name(path: str) -> str:
 
     A cell of a notebook is shown as IPython shows it, by the number of its run: `Cell In[3]`.
     """
-    cell = _cell_name(path)
-    if cell:
+    if cell := _cell_name(path):
         return cell
     installed = re.split(r"[\\/](?:site|dist)-packages[\\/]", path)
     if len(installed) > 1:
@@ -201,8 +200,7 @@ def nearest(name: object, known: Iterable[str], limit: int | None = None) -> str
     '; did you mean "model"?'
     """
     options = sorted(known)
-    close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
-    if close:
+    if close := difflib.get_close_matches(str(name), options, n=1, cutoff=0.5):
         return f'; did you mean "{close[0]}"?'
     return "; known: " * bool(options) + listed((o[:80] for o in options), limit or len(options))
 
@@ -396,8 +394,9 @@ class Diagnostic:
     @property
     def primary(self) -> Label | None:
         """The primary label, or the first one, or None."""
-        first = self.labels[0] if self.labels else None
-        return next((label for label in self.labels if label.primary), first)
+        return next(
+            (label for label in self.labels if label.primary), next(iter(self.labels), None)
+        )
 
     def text(self) -> str:
         """The diagnostic in plain words, one fact per line, without source excerpts."""
@@ -543,8 +542,7 @@ class SbpTypeError(SbpError):
         ...     print(error.smt2().splitlines()[0])
         ; No types on mesh axis `data` satisfy all named assertions.
         """
-        text = self.refutation()
-        if not text:
+        if not (text := self.refutation()):
             raise SbpError(
                 "no constraints of one mesh axis alone exclude each other here, so there is no text"
                 " for an SMT solver; the error itself says why there is no plan",
@@ -630,8 +628,7 @@ def noting() -> Iterator[list[Diagnostic]]:
 
 def note(found: Diagnostic) -> None:
     """Adds a note to the report that is made later."""
-    noted = _NOTED.get()
-    if noted is not None:
+    if (noted := _NOTED.get()) is not None:
         noted.append(found)
 
 

@@ -83,8 +83,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
     def __init__(
         self, axes: Mapping[str, str | Iterable[str]] | None = None, /, **named: str | Iterable[str]
     ) -> None:
-        twice = [name for name in named if name in (axes or {})]
-        if twice:
+        if twice := [name for name in named if name in (axes or {})]:
             raise SbpError(
                 f"the layout maps dim {show(twice[0])} twice; map it once",
                 code="layout-names",
