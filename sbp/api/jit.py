@@ -107,6 +107,9 @@ class Jitted:
       mesh: the user's mesh; None for that of the context at each call.
       options: the other arguments of `sbp.jit`.
 
+    Attributes:
+      name: the name of the function, for reports.
+
     Raises:
       SbpError: `unknown-axis`, `unknown-option` or `type-syntax` for options that do not fit the
         mesh.
@@ -116,7 +119,7 @@ class Jitted:
         self, fn: Callable[..., Any], mesh: Mesh | AbstractMesh | None, options: JitOptions
     ) -> None:
         functools.update_wrapper(self, fn)
-        self._fn, self._mesh, self.options = fn, mesh, options
+        self._fn, self._mesh, self.options, self.name = fn, mesh, options, function_name(fn)
         self._on: Callable[[Mesh | AbstractMesh], CallReader] = functools.cache(
             lambda mesh: CallReader(fn, mesh, options)
         )
@@ -127,11 +130,6 @@ class Jitted:
         if mesh is not None:
             mesh_spec(mesh, options.hardware)  # refuses what is no mesh, and may have no hash
             self._on(mesh)
-
-    @property
-    def name(self) -> str:
-        """The function's name, for reports."""
-        return function_name(self._fn)
 
     @property
     def mesh(self) -> Mesh | AbstractMesh:
