@@ -169,7 +169,21 @@ def _explain(console: Console, name: str) -> None:
         for word, meaning in meanings.items():
             console.print(f"{word:<{room}}  {meaning}", markup=False, soft_wrap=True)
     elif name in CODES:
-        _explain_code(console, name)
+        code = PAGES[name]
+        console.print(Shown(page=Page(title=f"{name}: {CODES[name]}", parts=())))
+        for text in code.paragraphs():
+            console.print()
+            console.print(Shown(page=Page(parts=(text,))))
+        for head, source in (
+            ("every example starts with", PRELUDE if code.runs else ""),
+            ("a program that gets this code", code.wrong),
+            ("a program that does not", code.right),
+        ):
+            if source:
+                console.print(f"\n{head}:\n", style="bold", markup=False)
+                console.print(
+                    textwrap.indent(source.strip("\n"), "    "), markup=False, soft_wrap=True
+                )
     elif (concept := concept_named(name)) is not None:
         also = f"also called: {', '.join(concept.also)}" if concept.also else ""
         see = f"see: {', '.join(f'`sbp explain {n}`' for n in concept.see)}"
@@ -184,22 +198,6 @@ def _explain(console: Console, name: str) -> None:
             else "; `sbp explain` lists them"
         )
         raise SbpError(f"no diagnostic code or concept {name!r}{hint}", code="unknown-option")
-
-
-def _explain_code(console: Console, code: str) -> None:
-    page = PAGES[code]
-    console.print(Shown(page=Page(title=f"{code}: {CODES[code]}", parts=())))
-    for text in page.paragraphs():
-        console.print()
-        console.print(Shown(page=Page(parts=(text,))))
-    for name, source in (
-        ("every example starts with", PRELUDE if page.runs else ""),
-        ("a program that gets this code", page.wrong),
-        ("a program that does not", page.right),
-    ):
-        if source:
-            console.print(f"\n{name}:\n", style="bold", markup=False)
-            console.print(textwrap.indent(source.strip("\n"), "    "), markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":
