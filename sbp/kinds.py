@@ -51,10 +51,9 @@ def show(value: Any) -> str:
     ("'data'", True)
     """
     try:
-        text = " ".join(repr(value).split())
+        text = " ".join(repr(value).split()).encode("utf-8", "backslashreplace").decode("utf-8")
     except Exception:  # a `repr` of the user's may raise anything, and is not what is wrong
         return f"an object of class {type(value).__name__}"
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     left_out = len(text) - SHOWN_CHARACTERS
     return text if left_out <= 0 else f"{text[:SHOWN_CHARACTERS]}.. ({left_out} more characters)"
 
