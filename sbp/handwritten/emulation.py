@@ -230,16 +230,15 @@ def reason_of(error: Exception) -> str:
 def too_large(graph: Graph) -> str:
     """Why a program with regions is not run without devices; empty where it is small enough."""
     largest, work = _sizes(graph)
-    if largest > CHECKED_ELEMENTS:
-        return (
-            f"one of its values has {largest:,} elements over all devices, and sbp runs programs"
-            f" with at most {CHECKED_ELEMENTS:,}; pass smaller arguments"
-        )
-    if work > CHECKED_WORK:
-        return (
-            f"its operations compute {work:,} elements over all devices, and sbp runs programs with"
-            f" at most {CHECKED_WORK:,}; pass smaller arguments"
-        )
+    for what, amount, limit in (
+        ("one of its values has", largest, CHECKED_ELEMENTS),
+        ("its operations compute", work, CHECKED_WORK),
+    ):
+        if amount > limit:
+            return (
+                f"{what} {amount:,} elements over all devices, and sbp runs programs with at most"
+                f" {limit:,}; pass smaller arguments"
+            )
     return ""
 
 
@@ -411,14 +410,12 @@ def _scan(node: Node, args: Sequence[Any], axes: int, found: dict[int, Any]) -> 
 
         carry, (ys, every) = lax.scan(with_values, initial, xs, **options)
         # In place of the values of one trip. The first trip comes first in gradients, too.
-        in_order = every if not options["reverse"] else {v: y[::-1] for v, y in every.items()}
-        values.update(in_order)
+        values.update({v: y[::-1] for v, y in every.items()} if options["reverse"] else every)
         return carry, ys
 
     outs = run_regions(node, args, lambda n, x: _record(node.regions[n], x, axes, values), scan)
     if not axes:  # of a scan around regions: its trips come after the mesh axes
-        maps = regions_of(node.regions[0])
-        behind = next((len(n.params["mesh"].shape) for n in maps), 0)
+        behind = next((len(n.params["mesh"].shape) for n in regions_of(node.regions[0])), 0)
         values = {v: jnp.moveaxis(y, 0, behind) for v, y in values.items()}
     found.update(values)
     return outs
@@ -441,10 +438,12 @@ def _run_wide(graph: Graph, node: Node, ins: list[Any]) -> list[Any]:
     params = {k: _wide_dtype(v) if isinstance(v, np.dtype) else v for k, v in node.params.items()}
     params |= {k: _wide_jaxpr(v) for k, v in params.items() if _jax.is_jaxpr(v)}
     params |= {"precision": None} if "precision" in params else {}
-    avals = [graph.aval(v) for v in node.outputs]
     with contextlib.suppress(*FAILURES):  # it does not take float64; a real error comes again below
         outs = run_node(replace(node, params=params), ins, _VMAP_RULES)
-        if all(y.dtype == _wide_dtype(a.dtype) for y, a in zip(outs, avals, strict=True)):
+        if all(
+            y.dtype == _wide_dtype(graph.aval(v).dtype)
+            for y, v in zip(outs, node.outputs, strict=True)
+        ):
             return outs
     return run_node(
         node,
@@ -630,14 +629,12 @@ def _ragged_product(node: Node, args: Sequence[Any]) -> list[Any]:
     return list(product(*args))
 
 
-_RULES_OF_KIND = {
-    "reduce": _over_axes,
-    "gathering": _over_axes,
-    "scattering": _over_axes,
-    "permute": _permute,
-}
 _VMAP_RULES = {
     RAGGED_PRODUCT: _ragged_product,
-    **{op: _RULES_OF_KIND[kind] for op, kind in KINDS.items() if kind in _RULES_OF_KIND},
+    **{
+        op: _permute if kind == "permute" else _over_axes
+        for op, kind in KINDS.items()
+        if kind not in ("exchange", "broadcast")
+    },
 }
 """Functions in the place of operations whose rules for `vmap` lack a case."""
