@@ -175,12 +175,11 @@ def _rank(aval: Any) -> int:
 def matched(graph: Graph, alone: Graph) -> Iterator[tuple[Node, Node]]:
     """The operations of a program with the same ones in another trace of it. Operations of one line
     and kind are matched in order."""
-
-    def listed(program: Graph) -> dict[object, list[Node]]:
-        return group_by(nodes_of(program), lambda node: (node.op, node.stack, node.backward))
-
-    others = listed(alone)
-    for key, nodes in listed(graph).items():
+    own, others = (
+        group_by(nodes_of(program), lambda node: (node.op, node.stack, node.backward))
+        for program in (graph, alone)
+    )
+    for key, nodes in own.items():
         yield from zip(nodes, others.get(key, ()), strict=False)
 
 
@@ -577,8 +576,11 @@ class Body:
         nothing where values of other devices or the index of a device have a part in it."""
         reached = self.reached(operand)
         nodes = [m for m in self.makers(reached) if m.op not in CONTROL_FLOW]
-        typed = [m for m in nodes if any(v in self.types for v in m.outputs)]
-        of_typed = {m: self.of_operation(m) for m in typed if reached.isdisjoint(m.inputs)}
+        of_typed = {
+            m: self.of_operation(m)
+            for m in nodes
+            if any(v in self.types for v in m.outputs) and reached.isdisjoint(m.inputs)
+        }
         faults = [(m, fault) for m, fault in of_typed.items() if fault is not None]
         ends = [m for m, fault in of_typed.items() if fault is None]
         sent = self.sent(operand)
@@ -600,9 +602,14 @@ class Body:
                 return found, None
         if not faults or ends:
             # Of a partial value, each device takes the block of its own index.
-            taking = (m for m in nodes if reached & {m.inputs[i] for i in places_of(m)})
-            parts = (m for m in taking if self.is_partial(m.inputs[0]))
-            own = next((m for m in parts if self.origin(m.inputs[0])), None)
+            taking = (
+                m
+                for m in nodes
+                if reached & {m.inputs[i] for i in places_of(m)}
+                and self.is_partial(m.inputs[0])
+                and self.origin(m.inputs[0])
+            )
+            own = next(taking, None)
             if sent or own is None:
                 return None
             partial = self.atoms(own.inputs[0], None)[:1]
