@@ -93,8 +93,7 @@ class AxisInCode:
         ):
             return None
         pairs = [tuple(p) for p in value]
-        are_indices = all(type(i) is int for p in pairs for i in p)
-        if not are_indices or pairs not in self.permutations:
+        if any(type(i) is not int for p in pairs for i in p) or pairs not in self.permutations:
             return None
         return [(0, 0)] if len({p[1] for p in pairs}) == self.size else []
 
@@ -123,10 +122,12 @@ class WrittenSizes:
 
 def _names(code: types.CodeType | None) -> frozenset[str]:
     """The names of variables and attributes that a function reads."""
-    if code is None:
-        return frozenset()
-    return frozenset(code.co_names).union(
-        *map(_names, [c for c in code.co_consts if isinstance(c, types.CodeType)])
+    return (
+        frozenset()
+        if code is None
+        else frozenset(code.co_names).union(
+            *map(_names, (c for c in code.co_consts if isinstance(c, types.CodeType)))
+        )
     )
 
 
@@ -272,8 +273,13 @@ class _Copier:
         cells = tuple(types.CellType() for _ in fn.__closure__ or ())
         mine, used = of_user(fn.__code__), _names(fn.__code__)
         own = dict(fn.__globals__) if mine else fn.__globals__
-        code = self.code(fn.__code__) if mine else fn.__code__
-        made = types.FunctionType(code, own, fn.__name__, fn.__defaults__, cells or None)
+        made = types.FunctionType(
+            self.code(fn.__code__) if mine else fn.__code__,
+            own,
+            fn.__name__,
+            fn.__defaults__,
+            cells or None,
+        )
         made.__kwdefaults__ = fn.__kwdefaults__
         made.__dict__.update(fn.__dict__)
         self.made[id(fn)] = fn, made  # before its variables, one of which may be the function
@@ -295,8 +301,9 @@ class _Copier:
                 tuple(map(copied, fn.__code__.co_varnames[count - len(given) : count], given))
                 or None
             )
-            by_name = (fn.__kwdefaults__ or {}).items()
-            made.__kwdefaults__ = {k: copied(k, v) for k, v in by_name} or None
+            made.__kwdefaults__ = {
+                k: copied(k, v) for k, v in (fn.__kwdefaults__ or {}).items()
+            } or None
         return made
 
     def code(self, code: types.CodeType) -> types.CodeType:
@@ -307,8 +314,10 @@ class _Copier:
             for i, after in itertools.pairwise(dis.get_instructions(code))
             if (i.opcode in dis.hasconst or i.opname == "LOAD_SMALL_INT") and type(i.argval) is int
         ]
-        loaded = {i.argval for i, is_exponent in loads if not is_exponent}
-        numbers = {c: self.written(c) for c in sorted(loaded)}
+        numbers = {
+            c: self.written(c)
+            for c in sorted({i.argval for i, is_exponent in loads if not is_exponent})
+        }
         consts = [numbers.get(c, c) if type(c) is int else self.written(c) for c in code.co_consts]
         text = bytearray(code.co_code)
         for i, is_exponent in loads:  # an exponent is no count of devices, and keeps its number
@@ -378,11 +387,12 @@ def changed_numbers(graph: Graph, alone: Graph) -> dict[int, str]:
 
 def scalars(node: Node) -> set[float]:
     """The numbers in a product or ratio that the user writes; empty for any other operation."""
-    written = all(f.startswith(_OPERATORS) for f in node.library)
-    if not written or traits_of(node.op).numpy not in (np.divide, np.multiply):
-        return set()
+    is_written = all(f.startswith(_OPERATORS) for f in node.library)
+    scales = is_written and traits_of(node.op).numpy in (np.divide, np.multiply)
     return {
-        float(np.real(x.value)) for x in node.inputs if isinstance(x, Constant) and not x.aval.shape
+        float(np.real(x.value))
+        for x in (node.inputs if scales else ())
+        if isinstance(x, Constant) and not x.aval.shape
     }
 
 
@@ -469,25 +479,27 @@ def _chain(
         raise ValueError("no operand has one element for each device")
     given, out = list(args), None
     for stage in range(axis.size):
-        shards = [
+        shards = (
             x if d is None else lax.slice_in_dim(x, stage, stage + 1, axis=d)
             for x, d in zip(given, dims, strict=True)
-        ]
+        )
         out = bind(*shards, **params)
-        results = list(out)
         streams = [
             i
             for i, (x, d) in enumerate(zip(given, dims, strict=True))
-            if d is None and [(x.shape, x.dtype)] == [(y.shape, y.dtype) for y in results]
+            if d is None and [(x.shape, x.dtype)] == [(y.shape, y.dtype) for y in out]
         ]
         if len(streams) != 1:
             raise ValueError("no operand alone is of the result's shape")
-        given[streams[0]] = results[0]
+        given[streams[0]] = out[0]
     return out
 
 
 def _axis_dim(shape: Sequence[int], spec: Any, axis: AxisInCode) -> int | None:
     """The dim that an axis splits into one element for each device; None if it splits none so."""
-    entries = tuple(spec) if isinstance(spec, PartitionSpec) else ()
-    alone = (d for d, e in enumerate(entries) if e in (axis.name, (axis.name,)))
+    alone = (
+        d
+        for d, e in enumerate(spec if isinstance(spec, PartitionSpec) else ())
+        if e in (axis.name, (axis.name,))
+    )
     return next((d for d in alone if shape[d] == axis.size), None)
