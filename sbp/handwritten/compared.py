@@ -74,17 +74,16 @@ def plain_diagnostic(
     """
     whole = f"a value of `{run.plain}`"
     left = f"its operands make up values of `{run.plain}`, its result does not"
-    are = "are" if len(run.apart) > 1 else "is"
     labels = labels_of(
         (n, left if k == 1 else f"{k:g} times {whole}" if k > 1 else f"1/{1 / k:g} of {whole}")
         for n, k in left_at
     )
-    has_factors = any(k != 1 for _, k in left_at)
     return Diagnostic(
         code=DIFFERS,
         severity="error",
-        title=f"{_results(run, run.apart)} {are} not as in `{run.plain}`",
-        labels=labels if has_factors else _end_labels(ends) or labels,
+        title=f"{_results(run, run.apart)} {'are' if len(run.apart) > 1 else 'is'} not as in"
+        f" `{run.plain}`",
+        labels=labels if any(k != 1 for _, k in left_at) else _end_labels(ends) or labels,
         notes=(run_text(run),),
     )
 
@@ -105,8 +104,10 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
         )
     if not run.apart:
         return None
-    change = "change" if len(run.apart) > 1 else "changes"
-    title = f"{_results(run, run.apart)} {change} when {axis} has one device"
+    title = (
+        f"{_results(run, run.apart)} {'change' if len(run.apart) > 1 else 'changes'} when {axis}"
+        " has one device"
+    )
     if run.because:
         return Diagnostic(
             code=DIFFERS,
@@ -130,10 +131,9 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
 
 def numbers_note(numbers: Iterable[str]) -> str:
     """That some numbers may count devices."""
-    written = " or ".join(f"`{n}`" for n in numbers)
     return (
-        f"the program may be right: if {written} means the number of devices, write lax.axis_size"
-        " instead, so that sbp knows"
+        f"the program may be right: if {' or '.join(f'`{n}`' for n in numbers)} means the number of"
+        " devices, write lax.axis_size instead, so that sbp knows"
     )
 
 
