@@ -487,14 +487,38 @@ def interface_of(node: Node) -> Interface:
     Raises:
       SbpInternalError: for a node with regions that is no scan, while or cond.
     """
-    ins, outs = len(node.inputs), len(node.outputs)
+    ins, outs, params = len(node.inputs), len(node.outputs), node.params
     match node.op:
         case "scan":
-            return _scan(node.params["num_consts"], node.params["num_carry"], ins, outs)
+            constants, carries = params["num_consts"], params["num_carry"]
+            return _interface(
+                (
+                    ("constant", constants, (0,)),
+                    ("carry", carries, (0,)),
+                    ("slice", ins - constants - carries, (0,)),
+                ),
+                ((("carry", carries), ("stacked", outs - carries)),),
+                loop=True,
+            )
         case "while":
-            return _while(node.params["cond_nconsts"], node.params["body_nconsts"], ins)
+            of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
+            carries = ins - of_cond - of_body
+            return _interface(
+                (
+                    ("constant", of_cond, (0,)),
+                    ("constant", of_body, (1,)),
+                    ("carry", carries, (1, 0)),
+                ),
+                ((("predicate", 1),), (("carry", carries),)),
+                loop=True,
+            )
         case "cond":
-            return _cond(len(node.regions), ins, outs)
+            branches = tuple(range(len(node.regions)))
+            return _interface(
+                (("predicate", 1, ()), ("constant", ins - 1, branches)),
+                ((("result", outs),),) * len(branches),
+                loop=False,
+            )
         case _ if node.regions:
             raise SbpInternalError(f"no interface of the regions of {node.op}")
         case _:
@@ -539,81 +563,58 @@ _NONE = Interface(loop=False, entries=(), exits=(), fed=())
 
 
 @functools.lru_cache(maxsize=4096)
-def _scan(constants: int, carries: int, operands: int, results: int) -> Interface:
-    before = constants + carries
-    entries = (
-        *(Entry(kind="constant", operand=i, inputs=((0, i),), number=i) for i in range(constants)),
-        *(
-            Entry(kind="carry", operand=i, inputs=((0, i),), number=n, result=n)
-            for n, i in enumerate(range(constants, before))
-        ),
-        *(
-            Entry(kind="slice", operand=i, inputs=((0, i),), number=n)
-            for n, i in enumerate(range(before, operands))
-        ),
-    )
-    carry = tuple(
-        Exit(kind="carry", region=0, output=i, number=i, result=i, entry=entries[constants + i])
-        for i in range(carries)
-    )
-    stacked = tuple(
-        Exit(kind="stacked", region=0, output=i, number=i - carries, result=i)
-        for i in range(carries, results)
-    )
-    return Interface(loop=True, entries=entries, exits=(*carry, *stacked), fed=(entries,))
+def _interface(
+    entering: tuple[tuple[Any, int, tuple[int, ...]], ...],
+    leaving: tuple[tuple[tuple[Any, int], ...], ...],
+    *,
+    loop: bool,
+) -> Interface:
+    """The interface of the regions of a loop or branch.
 
-
-@functools.lru_cache(maxsize=4096)
-def _while(of_cond: int, of_body: int, operands: int) -> Interface:
-    before = of_cond + of_body
-    cond = tuple(
-        Entry(kind="constant", operand=i, inputs=((0, i),), number=i, decides=True)
-        for i in range(of_cond)
-    )
-    body = tuple(
-        Entry(kind="constant", operand=of_cond + i, inputs=((1, i),), number=of_cond + i)
-        for i in range(of_body)
-    )
-    carries = tuple(
+    Arguments:
+      entering: groups of operands: their kind, their number, and the regions that they enter.
+      leaving: for each region, groups of its outputs: their kind and their number.
+      loop: whether regions run more than once.
+    """
+    counts: defaultdict[Any, Iterator[int]] = defaultdict(itertools.count)
+    entries = tuple(
         Entry(
-            kind="carry",
-            operand=before + i,
-            inputs=((1, of_body + i), (0, of_cond + i)),
-            number=i,
-            result=i,
+            kind=kind,
+            operand=operand,
+            inputs=tuple((region, next(counts[region])) for region in regions),
+            number=number,
+            result=number if kind == "carry" else -1,
+            decides=loop and len(leaving) > 1 and regions == (0,),
         )
-        for i in range(operands - before)
+        for operand, (kind, regions) in enumerate(
+            (kind, regions) for kind, count, regions in entering for _ in range(count)
+        )
+        for number in [next(counts[kind])]
     )
-    returned = tuple(
-        Exit(kind="carry", region=1, output=e.number, number=e.number, result=e.number, entry=e)
-        for e in carries
+    carries = [entry for entry in entries if entry.kind == "carry"]
+    exits = tuple(
+        Exit(
+            kind=kind,
+            region=region,
+            output=output,
+            number=number,
+            result=-1 if kind == "predicate" else output,
+            entry=carries[number] if kind == "carry" else None,
+        )
+        for region, groups in enumerate(leaving)
+        for output, (kind, number) in enumerate(
+            (kind, number) for kind, count in groups for number in range(count)
+        )
     )
     return Interface(
-        loop=True,
-        entries=(*cond, *body, *carries),
-        exits=(Exit(kind="predicate", region=0, output=0, number=0), *returned),
-        fed=((*cond, *carries), (*body, *carries)),
+        loop=loop,
+        entries=entries,
+        exits=exits,
+        fed=tuple(
+            tuple(entry for entry in entries if region in dict(entry.inputs))
+            for region in range(len(leaving))
+        ),
     )
-
-
-@functools.lru_cache(maxsize=4096)
-def _cond(branches: int, operands: int, results: int) -> Interface:
-    predicate = Entry(kind="predicate", operand=0, inputs=(), number=0)
-    given = tuple(
-        Entry(
-            kind="constant",
-            operand=1 + i,
-            inputs=tuple((branch, i) for branch in range(branches)),
-            number=i,
-        )
-        for i in range(operands - 1)
-    )
-    exits = tuple(
-        Exit(kind="result", region=branch, output=i, number=i, result=i)
-        for branch in range(branches)
-        for i in range(results)
-    )
-    return Interface(loop=False, entries=(predicate, *given), exits=exits, fed=(given,) * branches)
 
 
 def amount(node: Node, of_regions: Sequence[float]) -> float:
