@@ -207,9 +207,9 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
     types = " or ".join(map(repr, fault.atoms))
     unknown = "partial" if fault.kind in ("missing", "partial-as-split") else "two partial sums"
     n = math.prod(mesh.size(a) for a in axes)
-    called = name_called(expression_at(users_span(primary(finding)))[0])
     pending = f"{n} times too large: use lax.pmean for means of shards"
-    if called == CALLED["gathered"]:  # its gradient adds up
+    if name_called(expression_at(users_span(primary(finding)))[0]) == CALLED["gathered"]:
+        # Its gradient adds up.
         pending = f"{n} times too large: divide the loss, or the gradient, by {sizes_text(axes)}"
     if primary(finding).backward and finding.region.params.get("check_vma", True):
         # What follows may add up the gradient again.
@@ -668,8 +668,12 @@ def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
         for f in own
         if f not in scaled
     ]
-    own = [f for f in own if not any(_follows(f, other) for other in own)]
-    return [f for f in own if not any(_is_misdirected(f, other) for other in forward)]
+    return [
+        f
+        for f in own
+        if not any(_follows(f, other) for other in own)
+        and not any(_is_misdirected(f, other) for other in forward)
+    ]
 
 
 def _follows(scaled: Finding, doubled: Finding) -> bool:
