@@ -173,8 +173,9 @@ class Sites:
         group = self.made_at(span)
         found = tuple((n.id, k) for n, k, forward in self._leaving(group) if forward)
         # Of the turns of a Python loop that read each other, not each one has a value that leaves.
-        has_one_each = len(found) == sum(n.op == node.op for n in group)
-        if not has_one_each or any(map(self.differentiated, group)):
+        if len(found) != sum(n.op == node.op for n in group) or any(
+            map(self.differentiated, group)
+        ):
             return None
         return Site(f"`{text}` at line {span.line}", found, (span,))
 
@@ -230,13 +231,14 @@ class Sites:
         theirs = reader.stack if reader is not None else region.stack
         shared = sum(a == b for a, b in zip(reversed(maker.stack), reversed(theirs), strict=False))
         outer = len(maker.stack) - shared - 1
-        if outer < 1:
-            return None
-        function = maker.stack[outer].function
-        if reader is not None and (
-            len(theirs) <= shared or theirs[len(theirs) - shared - 1].function != function
+        if outer < 1 or (
+            reader is not None
+            and (
+                len(theirs) <= shared
+                or theirs[len(theirs) - shared - 1].function != maker.stack[outer].function
+            )
         ):
-            return None  # a call whose frames are not all known
+            return None  # also a call whose frames are not all known
         calls = reversed(maker.stack[1 : outer + 1])
         return next(filter(None, (self._of_call(call, gradient) for call in calls)), None)
 
