@@ -526,8 +526,11 @@ def _cut(x: Any, spec: Any, sizes: dict[str, int]) -> Any:
     for i, (a, n) in enumerate(sizes.items()):
         atom = atom_of(spec, a)
         if isinstance(atom, Unreduced):  # the parts are the same on all other axes
-            others = {name: size for name, size in sizes.items() if name != a}
-            cut = functools.partial(_cut, spec=without(spec, a), sizes=others)
+            cut = functools.partial(
+                _cut,
+                spec=without(spec, a),
+                sizes={name: size for name, size in sizes.items() if name != a},
+            )
             return jnp.moveaxis(jax.vmap(cut)(_parts(x, atom.monoid, n)), 0, i)
     by_dim = axes_by_dim(spec, x.ndim, list(sizes))
     places = [a for axes in by_dim for a in (*axes, "")]  # the dims of `blocks`; "" is a shard
@@ -545,8 +548,7 @@ def _cut(x: Any, spec: Any, sizes: dict[str, int]) -> Any:
 def _parts(x: Any, monoid: str, n: int) -> Any:
     """Parts that make up an array, no two of which are equal."""
     if monoid == "sum":
-        draw = np.random.default_rng(n).standard_normal((n - 1, *x.shape)) * 4
-        rest = jnp.asarray(draw, x.dtype)
+        rest = jnp.asarray(np.random.default_rng(n).standard_normal((n - 1, *x.shape)) * 4, x.dtype)
         return jnp.concatenate([(x - rest.sum(0))[None], rest])
     owner = jnp.arange(x.size).reshape(x.shape) % n
     others: dict[str, Callable[[Any], Any]] = {
