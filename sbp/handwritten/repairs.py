@@ -491,9 +491,11 @@ class Repairs:
             return
         if self.result_shape(finding)[dim] % self.size(axes) == 0:
             yield _resharded(finding, site, "scattered", "scatter_dimension", dim)
-        text = f"reduce {site.text} with lax.psum(.., {named}), and "
-        added = Reduce(finding.region.id, finding.result, axes)
-        edit = GraphEdit(text, into_call(site.spans[0], CALLED["sum"], named), (added,))
+        edit = GraphEdit(
+            f"reduce {site.text} with lax.psum(.., {named}), and ",
+            into_call(site.spans[0], CALLED["sum"], named),
+            (Reduce(finding.region.id, finding.result, axes),),
+        )
         yield (self.leave_out_axes(finding, edit),)
 
     def gather(self, finding: Finding) -> Iterator[Variants]:
@@ -623,9 +625,12 @@ def _resharded(finding: Finding, site: Site, act: str, dimension: str, dim: int)
     """
     op = {"scattered": "reduce_scatter", "gathered": "all_gather"}[act]
     arguments = f"{axes_text(finding.mesh_axes)}, {dimension}={dim}, tiled=True"
-    text = f"return lax.{CALLED[act]}(.., {arguments}) of {site.text}"
-    added = Reduce(finding.region.id, finding.result, finding.mesh_axes, op, dim=dim)
-    return (GraphEdit(text, into_call(site.spans[0], CALLED[act], arguments), (added,)),)
+    edit = GraphEdit(
+        f"return lax.{CALLED[act]}(.., {arguments}) of {site.text}",
+        into_call(site.spans[0], CALLED[act], arguments),
+        (Reduce(finding.region.id, finding.result, finding.mesh_axes, op, dim=dim),),
+    )
+    return (edit,)
 
 
 def reduction_of(fault: Fault) -> str:
@@ -642,8 +647,12 @@ def _specified(
     region, position = finding.region, finding.result
     outs, stated = outs_of(region), [*region.params["out_specs"]]
     stated[position] = spec = functools.reduce(change, axes, stated[position])
-    value = repr(spec) if outs == "out_types" else spec
-    option = OptionEdit(option=outs, value=value, position=position, function=function_of(region))
+    option = OptionEdit(
+        option=outs,
+        value=repr(spec) if outs == "out_types" else spec,
+        position=position,
+        function=function_of(region),
+    )
     new = replace(region, params=region.params | {"out_specs": tuple(stated)})
     return replace(edit, options=(option,), nodes=edit.nodes | {region.id: new})
 
