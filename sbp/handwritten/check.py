@@ -9,12 +9,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from sbp.errors import (
-    SHOWN,
-    Diagnostic,
-    Help,
-    Span,
-)
+from sbp.errors import SHOWN, Diagnostic, Help, Span
 from sbp.handwritten.compared import (
     DIFFERS,
     first_unknown,
@@ -32,23 +27,9 @@ from sbp.handwritten.emulation import (
     regions_of,
     splits_jointly,
 )
-from sbp.handwritten.measured import (
-    BY_SHARD,
-    COUNTED,
-    Body,
-    Fault,
-    Finding,
-    Kind,
-    region_findings,
-)
+from sbp.handwritten.measured import BY_SHARD, COUNTED, Body, Fault, Finding, Kind, region_findings
 from sbp.handwritten.one_device import ComparedRun, Comparisons
-from sbp.handwritten.repairs import (
-    READS_OF_PARTIAL,
-    GraphEdit,
-    Repairs,
-    edit_program,
-    sizes_text,
-)
+from sbp.handwritten.repairs import READS_OF_PARTIAL, GraphEdit, Repairs, edit_program, sizes_text
 from sbp.handwritten.written_sizes import scalars
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.rule import RANKS
