@@ -178,12 +178,11 @@ def _sum_before_pads(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph
         if first is None or second is None or _padding(graph, first) != _padding(graph, second):
             continue
         value = graph.new_value(graph.aval(first.inputs[0]))
-        added = (first.inputs[0], second.inputs[0])
         whole = replace(
             second, id=next(ids), inputs=(value, second.inputs[1]), outputs=node.outputs
         )
         del nodes[first.id], nodes[second.id]
-        nodes[node.id] = replace(node, inputs=added, outputs=(value,))
+        nodes[node.id] = replace(node, inputs=(first.inputs[0], second.inputs[0]), outputs=(value,))
         nodes[whole.id] = whole
         if reads[whole.outputs[0]] == 1:
             pads[whole.outputs[0]] = whole
@@ -267,11 +266,15 @@ def _with_padding(node: Node, pad: Node) -> Node:
     if not dims or set(node.params[dilation]) != {1} or any(map(any, beside)):
         return node
     sides = zip((config[d] for d in dims), node.params["padding"], strict=True)
-    own = {
-        "padding": tuple((low + a, high + b) for (low, high, _), (a, b) in sides),
-        dilation: tuple(config[d][2] + 1 for d in dims),
-    }
-    return replace(node, inputs=(pad.inputs[0], *node.inputs[1:]), params={**node.params, **own})
+    return replace(
+        node,
+        inputs=(pad.inputs[0], *node.inputs[1:]),
+        params={
+            **node.params,
+            "padding": tuple((low + a, high + b) for (low, high, _), (a, b) in sides),
+            dilation: tuple(config[d][2] + 1 for d in dims),
+        },
+    )
 
 
 def _without_edges(window: Node, cut: Node, graph: Graph) -> Node:
@@ -411,8 +414,10 @@ class _Builder:
         """The results of a jaxpr on these operands, after its nodes have been appended."""
         body, consts = _jax.open_jaxpr(called)
         env: dict[Any, Operand] = dict(zip(body.invars, operands, strict=True))
-        for var, value in zip(body.constvars, consts, strict=True):
-            env[var] = Constant(value, _jax.plain_aval(var.aval))
+        env |= {
+            var: Constant(value, _jax.plain_aval(var.aval))
+            for var, value in zip(body.constvars, consts, strict=True)
+        }
         for eqn in body.eqns:
             name = eqn.primitive.name
             own = str(eqn.source_info.name_stack)  # such as `transpose(jvp(mlp))`
@@ -575,8 +580,7 @@ class _Builder:
         if eqn.primitive is annotate_p:
             del params["at"]  # the node has the frames
         regions = self.regions(eqn.primitive.name, params, at)
-        settings = _jax.Settings.of(eqn, at.metadata)
-        if settings != _jax.Settings.current():
+        if (settings := _jax.Settings.of(eqn, at.metadata)) != _jax.Settings.current():
             params[_jax.SETTINGS] = settings
         _check_effects(eqn, at.span)
         return self.emit(
