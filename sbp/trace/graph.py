@@ -469,12 +469,11 @@ class Interface:
           slices: one item for each slice in this trip; None takes those of `operands`.
         """
         given = {"carry": carries, "slice": slices}
-
-        def of(entry: Entry) -> Any:
-            found = given.get(entry.kind)
-            return operands[entry.operand] if found is None else found[entry.number]
-
-        return [of(entry) for entry in self.fed[region]]
+        return [
+            operands[entry.operand] if found is None else found[entry.number]
+            for entry in self.fed[region]
+            for found in [given.get(entry.kind)]
+        ]
 
     def exit_to(self, result: int) -> Exit:
         """The exit that becomes a result of the node; for a `cond` that of the first branch."""
@@ -627,9 +626,7 @@ def amount(node: Node, of_regions: Sequence[float]) -> float:
     Returns:
       For a `cond` the largest of its branches, for a loop the sum over its trips.
     """
-    if not of_regions:
-        return 0.0
-    return trips_of(node) * sum(of_regions) if node.op in LOOPS else max(of_regions)
+    return trips_of(node) * sum(of_regions) if node.op in LOOPS else max(of_regions, default=0.0)
 
 
 def trips_are_assumed(node: Node) -> bool:
@@ -644,13 +641,9 @@ def weighed_trips(node: Node) -> float:
 
 def trips_of(node: Node) -> int:
     """How often a region's body runs."""
-    match node.op:
-        case "scan":
-            return int(node.params["length"])
-        case "while":
-            return WHILE_TRIPS
-        case _:
-            return 1
+    if node.op == SCAN:
+        return int(node.params["length"])
+    return WHILE_TRIPS if trips_are_assumed(node) else 1
 
 
 # ---- garbage collector --------------------------------------------------------------------------
