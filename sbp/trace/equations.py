@@ -160,12 +160,16 @@ def _blocks_at(
     read = [{*_variables(outvars), *_operands(other)} for other in others]
     made = [[v for item in part for v in item.outvars] for part in parts]
     pairs = [[v in some for v in mine] for some, mine in zip(read, made, strict=True)]
-    is_read, key, blocks = [*map(any, zip(*pairs, strict=True))], object(), list[RepeatedBlock]()
-    for part, results in zip(parts, made, strict=True):
-        ins = [v for v in dict.fromkeys(_operands(part)) if v not in {*results}]
-        outs = [*itertools.compress(results, is_read)]
-        blocks.append(RepeatedBlock(key=key, eqns=part, invars=ins, outvars=outs))
-    return blocks
+    is_read, key = [*map(any, zip(*pairs, strict=True))], object()
+    return [
+        RepeatedBlock(
+            key=key,
+            eqns=part,
+            invars=[v for v in dict.fromkeys(_operands(part)) if v not in {*results}],
+            outvars=[*itertools.compress(results, is_read)],
+        )
+        for part, results in zip(parts, made, strict=True)
+    ]
 
 
 def _repeat(codes: np.ndarray, shared: Sequence[int]) -> tuple[int, int] | None:
