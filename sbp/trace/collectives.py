@@ -131,8 +131,9 @@ def _runs(graph: Graph, sizes: dict[str, int], runs: int) -> Iterator[Collective
         for inner in node.regions:
             yield from _runs(inner, sizes, runs * trips_of(node))
         if node.op in KINDS:
-            sent = runs * _of_collective(graph, node, sizes)
-            yield CollectiveRun(node, names_of(node), runs, sent)
+            yield CollectiveRun(
+                node, names_of(node), runs, runs * _of_collective(graph, node, sizes)
+            )
 
 
 def _of_collective(graph: Graph, node: Node, sizes: Mapping[str, int]) -> float:
