@@ -404,9 +404,11 @@ class _Builder:
         )
 
     def read(self, env: dict[Any, Operand], atom: Any) -> Operand:
-        if isinstance(atom, _jax.Literal):
-            return Constant(atom.val, _jax.plain_aval(atom.aval))
-        return env[atom]
+        return (
+            Constant(atom.val, _jax.plain_aval(atom.aval))
+            if isinstance(atom, _jax.Literal)
+            else env[atom]
+        )
 
     def append_jaxpr(
         self, called: Any, operands: tuple[Operand, ...], within: _Within
