@@ -373,8 +373,9 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
                     span=span, text=f"{bytes_text(-size)} per device", primary=not labels
                 )
     if rest:
-        size = bytes_text(sum(rest))
-        notes[f"{counted(len(rest), 'more value')}: {size} per device in all"] = None
+        notes[f"{counted(len(rest), 'more value')}: {bytes_text(sum(rest))} per device in all"] = (
+            None
+        )
     helps, pins, limited = _freed_pins(least)
     pinned = (
         Label(span=s.span, text=f"{names.site(s)} is pinned {pinned_text(s, mesh.names)}")
@@ -448,10 +449,10 @@ def _value_text(names: Names, least: Program, value: int, codes: Codes) -> tuple
         f" {to_type(codes, mesh)!r} takes {bytes_text(local_bytes(aval, codes, mesh.sizes))} per"
         " device"
     )
-    if ways := sorted(_splits(aval, codes, mesh.sizes)):
-        size, k, after = ways[0]
-        smaller = f"split as S({after[k] - 1}) on `{mesh.names[k]}`"
-        text += f"; {smaller}, it would take {bytes_text(size)}"
+    for size, k, after in sorted(_splits(aval, codes, mesh.sizes))[:1]:
+        text += (
+            f"; split as S({after[k] - 1}) on `{mesh.names[k]}`, it would take {bytes_text(size)}"
+        )
     return text, span
 
 
