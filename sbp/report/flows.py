@@ -180,11 +180,14 @@ class ProgramFlows:
 
     def sums(self, row: Callable[[Stop], str]) -> dict[tuple[str, str], float]:
         """Bytes by mesh axes and a property of stops."""
-        found = defaultdict[tuple[str, str], float](float)
-        for stop in (*self.stops, self.results):
-            for send in stop.sends if stop.bytes else ():
-                found[send.axes, row(stop)] += send.bytes
-        return found
+        sent = (
+            (send.axes, row(stop), send.bytes)
+            for stop in (*self.stops, self.results)
+            for send in (stop.sends if stop.bytes else ())
+        )
+        return {
+            at: sum(b for *_, b in same) for at, same in group_by(sent, lambda s: s[:2]).items()
+        }
 
 
 def branches_text(shown: float, called: float) -> str:
