@@ -223,22 +223,31 @@ def trace_events(found: Schedule) -> list[dict[str, Any]]:
         return at | {"ts": 1e6 * one.start, "dur": 1e6 * one.seconds}
 
     track = {"ph": "M", "pid": 0, "name": "thread_name"}
-    events = [track | {"tid": k, "args": {"name": lane}} for k, lane in enumerate(lanes)]
-    for loop in found.loops:
-        place = place_name(loop.node)
-        events.append(event("loops", loop, f"{loop.node.op} {place.where}", line=place.text))
-    for one in found.intervals:
-        text, where = one.line
-        facts = {
-            "line": text,
-            "at": where,
-            "pass": one.phase,
-            "bound": one.bound,
-            "runs": one.runs,
-            "waited_us": 1e6 * one.waited,
-        }
-        events.append(event(one.lane, one, f"{one.what} {where}", **facts))
-    return events
+    return [
+        *(track | {"tid": k, "args": {"name": lane}} for k, lane in enumerate(lanes)),
+        *(
+            event("loops", loop, f"{loop.node.op} {place.where}", line=place.text)
+            for loop in found.loops
+            for place in [place_name(loop.node)]
+        ),
+        *(
+            event(
+                one.lane,
+                one,
+                f"{one.what} {where}",
+                **{
+                    "line": text,
+                    "at": where,
+                    "pass": one.phase,
+                    "bound": one.bound,
+                    "runs": one.runs,
+                    "waited_us": 1e6 * one.waited,
+                },
+            )
+            for one in found.intervals
+            for text, where in [one.line]
+        ),
+    ]
 
 
 def causes(found: Schedule) -> list[Interval]:
