@@ -109,19 +109,9 @@ NeedKind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartnerRows:
-    """The operands beside a partial value, in the rows of a node that take the partial value.
-
-    Arguments:
-      names: the other operands.
-      atoms: the code of each in the plan.
-      rows: for each row, the code that it takes of each.
-    """
-
-    names: tuple[ValueName, ...]
-    atoms: tuple[Code, ...]
-    rows: tuple[tuple[Code, ...], ...]
+PartnerRows = tuple[tuple[ValueName, ...], tuple[Code, ...], tuple[tuple[Code, ...], ...]]
+"""The operands beside a partial value, in the rows of a node that take the partial value: the other
+operands, the code of each in the plan, and for each row the code that it takes of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -480,10 +470,10 @@ class Origins:
             return need(kind="choice")
         return need(
             kind="partners",
-            partners=PartnerRows(
-                names=tuple(self.operand(reader, i) for i in made),
-                atoms=tuple(made.values()),
-                rows=tuple(tuple(encode(row.ins[i]) for i in made) for row in rows),
+            partners=(
+                tuple(self.operand(reader, i) for i in made),
+                tuple(made.values()),
+                tuple(tuple(encode(row.ins[i]) for i in made) for row in rows),
             ),
         )
 

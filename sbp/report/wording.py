@@ -5,8 +5,8 @@ from typing import Any
 
 from sbp.annotations import annotate_p
 from sbp.errors import Span, bytes_text
-from sbp.explain.origins import ConversionNeed, ConversionReason, PartnerRows
-from sbp.explain.subjects import AxisRow, SourcePlace
+from sbp.explain.origins import ConversionNeed, ConversionReason
+from sbp.explain.subjects import AxisRow, SourcePlace, ValueName
 from sbp.explain.why import Refusal
 from sbp.infer.space import Code, decode
 from sbp.limits import boxing_text
@@ -271,7 +271,7 @@ def _sentence(
         after=repr(decode(need.change.after)),
         allowing=allowing if need.allowing else "",
         blocking=blocking.format(node_text(need.blocker), before) if need.blocker else "",
-        partners=_partners(need.partners) if need.partners else "",
+        partners=_partners(*need.partners) if need.partners else "",
         row=_row(need.row),
         output=output_name(output_names, need.number),
         donor=need.donor,
@@ -285,18 +285,20 @@ def _row(row: AxisRow | None) -> str:
     return "" if row is None else f" ({atoms_text(row.ins)} -> {atoms_text(row.outs)})"
 
 
-def _partners(found: PartnerRows) -> str:
-    """The atoms that rows take beside the partial value, and the atoms that are there."""
+def _partners(
+    names: Sequence[ValueName], atoms: Sequence[Code], rows: Sequence[Sequence[Code]]
+) -> str:
+    """The atoms that rows take beside the partial value, and the atoms that are there
+    (`sbp.explain.origins.PartnerRows`)."""
 
     def named(codes: Sequence[Code], between: str) -> str:
         return ", ".join(
-            f"{name}{between}{decode(code)!r}"
-            for name, code in zip(found.names, codes, strict=True)
+            f"{name}{between}{decode(code)!r}" for name, code in zip(names, codes, strict=True)
         )
 
-    rows = sorted({named(row, " ") for row in found.rows})
-    more = [f"{len(rows) - 3} more"] if len(rows) > 3 else []
-    return f"{' or '.join([*rows[:3], *more])}, and {named(found.atoms, ' is ')}"
+    taken = sorted({named(row, " ") for row in rows})
+    more = [f"{len(taken) - 3} more"] if len(taken) > 3 else []
+    return f"{' or '.join([*taken[:3], *more])}, and {named(atoms, ' is ')}"
 
 
 def refusal_text(found: Refusal) -> str:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import sbp
 from sbp.errors import SbpError, SbpTypeError, seconds_text
-from sbp.explain.origins import ConversionNeed, PartnerRows
+from sbp.explain.origins import ConversionNeed
 from sbp.explain.subjects import AtomChange, ValueName
 from sbp.report.facts import collectives
 from sbp.report.rendering import wrap
@@ -451,7 +451,7 @@ def test_rows_of_partners_past_the_third_are_counted(count, said):
     traced = sbp.jit(jax.numpy.tanh, jax.sharding.AbstractMesh((2,), ("d",))).trace(shape(8))
     (node,) = traced.request.graph.nodes
     rows = tuple((c,) for c in range(1, count + 1))
-    partners = PartnerRows(names=(ValueName("y"),), atoms=(0,), rows=rows)
+    partners = (ValueName("y"),), (0,), rows
     need = ConversionNeed(
         kind="partners", change=AtomChange(0, -1, 0), node=node, partners=partners
     )
