@@ -552,7 +552,9 @@ def no_typing_together(request: Request, limits: DiagnosisLimits) -> Diagnostic:
     """
     every, is_minimal = _conflicting_pins(request, limits)
     pins, helps = every[: limits.pins], list[Help]()
-    labels, notes = _pin_labels(request, pins)
+    placed = _places(request, pins)
+    spans = [(span, text) for span, text in placed if span]
+    notes = [text for span, text in placed if not span]
     if sum(n > 1 for n in request.mesh.sizes) < 2:
         # One axis: the checker has decided the whole program, and says that there is a typing.
         title = (
@@ -586,7 +588,9 @@ def no_typing_together(request: Request, limits: DiagnosisLimits) -> Diagnostic:
         code="no-typing",
         severity="error",
         title=title,
-        labels=tuple(labels),
+        labels=tuple(
+            Label(span=span, text=text, primary=n == 0) for n, (span, text) in enumerate(spans)
+        ),
         notes=tuple(notes),
         helps=tuple(helps[: limits.shown]),
     )
@@ -604,24 +608,20 @@ def _conflicting_pins(request: Request, limits: DiagnosisLimits) -> tuple[list[P
     return needed, is_minimal
 
 
-def _pin_labels(request: Request, needed: Sequence[PinSite]) -> tuple[list[Label], list[str]]:
-    """The atoms that each pin asks: a label at its line or at its first reader's, else a note.
-
-    Arguments:
-      request: the program.
-      needed: the pins.
-    """
-    names, labels, notes = Names(request.graph), list[Label](), list[str]()
-    for site in needed:
-        text = f"{names.site(site)} is pinned {pinned_text(site, request.mesh.names)}"
-        value = pinned_value(request.graph, site)
-        readers = (n.span for n in request.graph.walk() if n.span and value in n.inputs)
-        span = site.span or next(readers, None)
-        if span:
-            labels.append(Label(span=span, text=text, primary=not labels))
-        else:
-            notes.append(text)
-    return labels, notes
+def _places(request: Request, pins: Sequence[PinSite]) -> list[tuple[Span | None, str]]:
+    """For each pin its line, or else the line of its first reader, with the atoms that it asks."""
+    graph, names = request.graph, Names(request.graph)
+    return [
+        (
+            site.span
+            or next(
+                (n.span for n in graph.walk() if n.span and pinned_value(graph, site) in n.inputs),
+                None,
+            ),
+            f"{names.site(site)} is pinned {pinned_text(site, request.mesh.names)}",
+        )
+        for site in pins
+    ]
 
 
 def _tries(request: Request, pins: Sequence[PinSite], limits: DiagnosisLimits) -> list[Tried]:
