@@ -364,11 +364,11 @@ class BlamedFault:
         text = f"{self.names.site(pin.site)} is {asked_text(pin.site, pin.code)} on `{self.axis}`"
         if pin.code > 0:
             graph, behind = self.request.graph, behind_vmap(pin.site, pin.code)
-            shape = graph.aval(pinned_value(graph, pin.site)).shape
-            text += " under vmap" if behind != 0 else ""
-            shown = "x".join(map(str, shape[behind or 0 :]))
-            dim = f": dim {pin.code - 1 - (behind or 0)} of {shown}"
-            text += self.role(pin, node) or dim + (f" {BATCHED}" if behind is None else "")
+            dims = graph.aval(pinned_value(graph, pin.site)).shape[behind or 0 :]
+            dim = f": dim {pin.code - 1 - (behind or 0)} of {'x'.join(map(str, dims))}"
+            text += (" under vmap" if behind != 0 else "") + (
+                self.role(pin, node) or dim + (f" {BATCHED}" if behind is None else "")
+            )
         return text
 
     def role(self, pin: PinConstraint, node: Node) -> str:

@@ -139,10 +139,12 @@ class Names(Dataflow):
             return False
         made_at, variable = binding.span, binding.name
         if made_at is None and len(frames) < 2:  # an argument of the program
-            if maker is not None:
-                # sbp itself pins an argument that does not divide, at no line of the user.
-                return maker.span is not None
-            return self.value(value).split("[")[0].split(".")[0] not in ("", name)
+            # sbp itself pins an argument that does not divide, at no line of the user.
+            return (
+                self.value(value).split("[")[0].split(".")[0] not in ("", name)
+                if maker is None
+                else maker.span is not None
+            )
         if made_at is None:
             passed, frames = _argument(name, binding, frames[1]), frames[1:]
             if passed is None:

@@ -251,8 +251,7 @@ class Origins:
         if maker is None:
             return self._argument(value)
         # Of an annotation, the annotated expression is quoted.
-        is_annotation = maker.op == annotate_p.name
-        annotated = annotated_text(maker.span) if is_annotation and maker.span else ""
+        annotated = annotated_text(maker.span) if maker.op == annotate_p.name and maker.span else ""
         text = (annotated or source_text(maker.span, 44)).replace("`", "'")
         return ValueName(text) if text else ValueName(maker.name, is_source=False)
 
