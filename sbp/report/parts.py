@@ -345,9 +345,14 @@ class Board:
     ) -> None:
         """A label whose base line is at height `at[1]`; `anchor` is what of it stands at `at[0]`:
         its "start", "middle" or "end"."""
-        bold = {"font-weight": "bold"} if ink.bold else {}
-        where = {"x": at[0], "y": at[1], "fill": ink.color, "text-anchor": anchor}
-        self._add("text", {**where, **bold}, title, text)
+        shape: dict[str, float | str] = {
+            "x": at[0],
+            "y": at[1],
+            "fill": ink.color,
+            "text-anchor": anchor,
+            **({"font-weight": "bold"} if ink.bold else {}),
+        }
+        self._add("text", shape, title, text)
 
     def label(
         self, at: Point, text: str, room: float, ink: Ink = Ink(), *, anchor: str = "start"
@@ -446,8 +451,11 @@ def _fill(ink: Ink) -> dict[str, float | str]:
 
 
 def _stroke(ink: Ink) -> dict[str, float | str]:
-    dashes = {"stroke-dasharray": "4 3"} if ink.dashed else {}
-    return {"stroke": ink.color, "stroke-width": ink.width, **dashes}
+    return {
+        "stroke": ink.color,
+        "stroke-width": ink.width,
+        **({"stroke-dasharray": "4 3"} if ink.dashed else {}),
+    }
 
 
 def _path(points: Sequence[Point]) -> str:
