@@ -83,11 +83,14 @@ def _row_text(row: AxisRow, link: Link, op: str) -> str:
 
 def _partner_text(name: ValueName, code: Code, end: Link) -> str:
     """The atom of another operand, and the end of its chain of origins."""
-    origin = ""
-    if end.kind == "annotation" and end.place is not None:
-        origin = f", pinned {place_text(end.place)}"
-    elif end.kind in ("input", "free input"):
-        origin = ", an input" if end.subject == name else f", from {end.subject}"
+    source = ", an input" if end.subject == name else f", from {end.subject}"
+    origin = (
+        f", pinned {place_text(end.place)}"
+        if end.kind == "annotation" and end.place is not None
+        else source
+        if end.kind in ("input", "free input")
+        else ""
+    )
     return f"{name} is {decode(code)!r}{origin}"
 
 
@@ -305,13 +308,16 @@ def _conversions(why: Why, mesh: MeshSpec) -> Section:
 def conversion_text(why: Why, one: ExplainedConversion) -> str:
     """The maker and the reader of a converted value, and the cost of the plan with the conversion
     elsewhere."""
-    need, takes, outcome = one.reason.need, "take" if one.others > 1 else "takes", "not tried"
+    need, takes = one.reason.need, "take" if one.others > 1 else "takes"
     more = f"; {counted(one.others, 'more reader')} {takes} the result" if one.others else ""
     text = f"made by {full_maker_text(one.reason)}; {full_need_text(need, why.output_names)}{more}"
-    if one.instead and one.instead.refusal:
-        outcome = f"no typing ({refusal_text(one.instead.refusal)})"
-    elif one.instead and one.instead.cost:
-        outcome = difference(one.instead.cost, why.cost)
+    outcome = (
+        f"no typing ({refusal_text(one.instead.refusal)})"
+        if one.instead and one.instead.refusal
+        else difference(one.instead.cost, why.cost)
+        if one.instead and one.instead.cost
+        else "not tried"
+    )
     instead = f". {deferred_text(need, why.output_names)}: {outcome}"
     return text if need.is_forced else text + instead
 
