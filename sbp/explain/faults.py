@@ -133,11 +133,14 @@ def _edge(fault: BlamedFault, node: Node, constraint: ReadConstraint) -> str:
         number = read.exit.region
         branch = ("the false branch", "the true branch")[number] if is_cond else f"branch {number}"
         return f"the result of {branch}"
-    if read.predicate:
-        return "the predicate"
-    if read.carry is None:
-        return name or read.role
-    return f"{read.role} ({name})" if name else read.role
+    carry = f"{read.role} ({name})" if name else read.role
+    return (
+        "the predicate"
+        if read.predicate
+        else carry
+        if read.carry is not None
+        else name or read.role
+    )
 
 
 # ---- near rows ----------------------------------------------------------------------------------

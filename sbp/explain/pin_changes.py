@@ -309,9 +309,10 @@ def edits_of(request: Request, site: PinSite, wanted: Wanted) -> tuple[Edit, ...
         )
     option = "in_types" if site.is_input else "out_types"
     value: Any = repr(NdSbp(atoms, free)) if atoms else None
-    if request.demand.is_padded("input" if site.is_input else "output", site.position):
-        value = padded(value)
-    edit = OptionEdit(option=option, value=value, position=site.position)
+    is_padded = request.demand.is_padded("input" if site.is_input else "output", site.position)
+    edit = OptionEdit(
+        option=option, value=padded(value) if is_padded else value, position=site.position
+    )
     return (edit,) if site.source == "output" else _input_edits(request, site, edit)
 
 

@@ -441,9 +441,12 @@ def _value_text(names: Names, least: Program, value: int, codes: Codes) -> tuple
       codes: its type there.
     """
     mesh, aval, maker = least.mesh, least.typing.graph.avals[value], names.maker(value)
-    span, of_line = users_span(maker) if maker else None, "a value"
-    if maker and span:
-        of_line = f"a value of `{source_text(span, 40) or maker.op}` at line {span.line}"
+    span = users_span(maker) if maker else None
+    of_line = (
+        f"a value of `{source_text(span, 40) or maker.op}` at line {span.line}"
+        if maker and span
+        else "a value"
+    )
     text = (
         f"{names.value(value) or of_line} of shape {tuple(aval.shape)} as"
         f" {to_type(codes, mesh)!r} takes {bytes_text(local_bytes(aval, codes, mesh.sizes))} per"
