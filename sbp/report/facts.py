@@ -132,10 +132,11 @@ def alike(tensors: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
     Arguments:
       tensors: the tensors.
     """
-    groups = group_by(tensors, lambda one: replace(one, name=without_numbers(one.name)))
     return [
         (replace(one, name=common_name([t.name for t in same])), len(same))
-        for one, same in groups.items()
+        for one, same in group_by(
+            tensors, lambda one: replace(one, name=without_numbers(one.name))
+        ).items()
     ]
 
 
@@ -313,20 +314,22 @@ def by_line(found: Iterable[Collective]) -> list[Collective]:
 
 def _merge(groups: Mapping[Any, Sequence[Collective]]) -> list[Collective]:
     """One collective for each group, most bytes first."""
-    merged = (
-        replace(
-            group[0],
-            changes=tuple(dict.fromkeys(change for c in group for change in c.changes)),
-            runs=sum(c.runs for c in group),
-            bytes_per_device=sum(c.bytes_per_device for c in group),
-            tensors=tuple(t for c in group for t in c.tensors),
-            made=tuple(dict.fromkeys(m for c in group for m in c.made)),
-            needed=tuple(dict.fromkeys(n for c in group for n in c.needed)),
-            returned=tuple(dict.fromkeys(n for c in group for n in c.returned)),
-        )
-        for group in groups.values()
+    return sorted(
+        (
+            replace(
+                group[0],
+                changes=tuple(dict.fromkeys(change for c in group for change in c.changes)),
+                runs=sum(c.runs for c in group),
+                bytes_per_device=sum(c.bytes_per_device for c in group),
+                tensors=tuple(t for c in group for t in c.tensors),
+                made=tuple(dict.fromkeys(m for c in group for m in c.made)),
+                needed=tuple(dict.fromkeys(n for c in group for n in c.needed)),
+                returned=tuple(dict.fromkeys(n for c in group for n in c.returned)),
+            )
+            for group in groups.values()
+        ),
+        key=lambda c: -c.bytes_per_device,
     )
-    return sorted(merged, key=lambda c: -c.bytes_per_device)
 
 
 def detail(one: Collective, limit: int = 2) -> str:

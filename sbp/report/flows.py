@@ -226,11 +226,13 @@ def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
 def merge(found: Iterable[Send]) -> list[Send]:
     """Collectives of one kind, over the same axes and with the same change as one; most bytes
     first."""
-    merged = (
-        same[0]._replace(runs=sum(s.runs for s in same), bytes=sum(s.bytes for s in same))
-        for same in group_by(found, lambda s: (s.kind, s.axes, s.change)).values()
+    return sorted(
+        (
+            same[0]._replace(runs=sum(s.runs for s in same), bytes=sum(s.bytes for s in same))
+            for same in group_by(found, lambda s: (s.kind, s.axes, s.change)).values()
+        ),
+        key=lambda send: -send.bytes,
     )
-    return sorted(merged, key=lambda send: -send.bytes)
 
 
 def _stop(stops: dict[Key, Stop], named: PlaceName, phase: Phase) -> Stop:
