@@ -496,10 +496,8 @@ def copies_for_lanes(part: Sequence[int], whole: Sequence[int]) -> bool:
     >>> copies_for_lanes((32768, 64), (32768, 1024)), copies_for_lanes((64000, 8), (64000, 1024))
     (True, False)
     """
-    if not joins_lanes(part, whole):
-        return False
-    parts = -(-whole[-1] // part[-1])
-    return whole[-2] % (TILE[0] * parts) == 0
+    # The last dim is joined from `-(-whole[-1] // part[-1])` parts.
+    return joins_lanes(part, whole) and whole[-2] % (TILE[0] * -(-whole[-1] // part[-1])) == 0
 
 
 def fills_tiles(shape: Sequence[int]) -> bool:

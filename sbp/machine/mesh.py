@@ -537,8 +537,9 @@ def _check_names(names: Sequence[Any], *, devices: int) -> None:
             raise refused(f"names of mesh axes must be strings, got {show(name)}", TypeError)
         if not can_name(name):
             raise SbpError(f"rename the mesh axis {show(name)}: {AXIS_NAMES}")
-        ends = (devices and not name.isascii()) or (devices > 1 and "\\" in name)
-        if ends and ENDS_ON_AXIS_NAMES:
+        if ENDS_ON_AXIS_NAMES and (
+            (devices and not name.isascii()) or (devices > 1 and "\\" in name)
+        ):
             raise SbpError(
                 f"this version of JAX crashes on the devices of a mesh with an axis {show(name)};"
                 " use ASCII characters without backslashes, plan on a jax.sharding.AbstractMesh, or"
@@ -588,15 +589,15 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
     >>> make_mesh((1,), ("data",)).shape["data"]
     1
     """
-    names = tuple(axis_names)
-    if len(axis_sizes) != len(names) or len(set(names)) != len(names) or 0 in axis_sizes:
+    names, sizes = tuple(axis_names), tuple(map(int, axis_sizes))
+    if len(sizes) != len(names) or len(set(names)) != len(names) or 0 in sizes:
         raise ArgumentError(
             "make_mesh takes one size of 1 or more for each axis, and different axis names, got"
             f" sizes {show(axis_sizes)} and names {show(names)}"
         )
-    _check_names(names, devices=math.prod(map(int, axis_sizes)))
+    need = math.prod(sizes)
+    _check_names(names, devices=need)
     devices = jax.devices()
-    need = math.prod(map(int, axis_sizes))
     product = " x ".join(map(str, axis_sizes)) + f" = {need}" * (len(axis_sizes) > 1)
     if need > len(devices):
         raise ArgumentError(
@@ -605,9 +606,9 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
             f" host devices with XLA_FLAGS=--xla_force_host_platform_device_count={need}",
             code="mesh-devices",
         )
-    sizes = tuple(map(int, axis_sizes))
-    auto = (AxisType.Auto,) * len(names)
-    return jax.make_mesh(sizes, names, axis_types=auto, devices=devices[:need])
+    return jax.make_mesh(
+        sizes, names, axis_types=(AxisType.Auto,) * len(names), devices=devices[:need]
+    )
 
 
 # ---- the user's mesh ----------------------------------------------------------------------------
