@@ -246,11 +246,11 @@ class _Search:
             and instruction.bytes_sent
             and not any(c < 0 for c in instruction.target.codes)
         ):
-            for register in _chain(instruction, readers):
-                repeat = self.repeat(instruction, register, loop)
-                if repeat is not None:
-                    self.found.setdefault((repeat.loop, repeat.value), repeat)
-                    return
+            every = (self.repeat(instruction, r, loop) for r in _chain(instruction, readers))
+            repeat = next(filter(None, every), None)
+            if repeat is not None:
+                self.found.setdefault((repeat.loop, repeat.value), repeat)
+                return
             # A loop would return the converted value: its rules must allow the conversion there.
             rules = self.request.rules(loop.node if loop else None, in_loop=loop is not None)
             if loop is None or all(
@@ -268,25 +268,21 @@ class _Search:
           register: its result, or a value computed from it.
           loop: the scan in whose body the conversion stands; None for the program.
         """
-        key = self.numbers.of(register.value), register.codes
-        if key not in self.made:
-            return None
-        value, where = self.made[key]
+        value, where = self.made.get(
+            (self.numbers.of(register.value), register.codes), (register.value, None)
+        )
         trips = loop.trips if loop else 1
         if (
             value == register.value
             or (where is None) != (loop is None)
             or (where and loop and (where is loop or where.trips != trips))
-        ):
-            return None
-        if loop is None and (
             # Two equal forward values in one block may have two pins on purpose. Recomputed values
             # have the pins of the forward pass.
-            box.reader is None
-            or not box.reader.backward
+            or (loop is None and (box.reader is None or not box.reader.backward))
             # Readers of `first` may not be allowed to convert it.
             or (
-                self.typing.values[value] != register.codes
+                loop is None
+                and self.typing.values[value] != register.codes
                 and not self.request.rules(box.reader).unlimited
             )
         ):
@@ -296,9 +292,7 @@ class _Search:
         # One loop writes the stacked values, the other reads them.
         kept = 2 * size / mesh.hardware.hbm_bytes_per_second if loop else 0.0
         seconds = trips * (sum(s.seconds for s in box.steps) - kept)
-        if seconds <= 0:
-            return None
-        return Repeat(
+        found = Repeat(
             value=register.value,
             first=value,
             codes=register.codes,
@@ -308,6 +302,7 @@ class _Search:
             bytes_sent=trips * box.bytes_sent,
             bytes_kept=trips * size,
         )
+        return found if seconds > 0 else None
 
 
 def _chain(box: Box, readers: dict[Register, list[Instruction]]) -> Iterator[Register]:
