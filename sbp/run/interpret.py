@@ -182,19 +182,12 @@ class Stacks:
     """
 
     def __init__(self, block: Block, kept: frozenset[int]) -> None:
-        made: set[Register] = set()
-        others = {s for s in block.outputs if isinstance(s, Register)}
-        for instruction in block.instructions:
-            sliced: set[int] = set()
-            if isinstance(instruction, Loop):
-                interface = interface_of(instruction.node)
-                sliced = {e.operand for e in interface.entering("slice")}
-                stacked = {e.result for e in interface.exits if e.kind == "stacked"}
-                outs = enumerate(instruction.outs)
-                made |= {r for n, r in outs if n in stacked and r.value in kept}
-            ins = enumerate(instruction.ins)
-            others |= {s for n, s in ins if isinstance(s, Register) and n not in sliced}
-        self.registers = frozenset(made - others)
+        loops = [(i, interface_of(i.node)) for i in block.instructions if isinstance(i, Loop)]
+        made = {i.outs[e.result] for i, at in loops for e in at.exits if e.kind == "stacked"}
+        sliced = {(i, e.operand) for i, at in loops for e in at.entering("slice")}
+        reads = ((i, n, s) for i in block.instructions for n, s in enumerate(i.ins))
+        others = {*block.outputs, *(s for i, n, s in reads if (i, n) not in sliced)}
+        self.registers = frozenset(r for r in made.difference(others) if r.value in kept)
 
     def inputs(self, loop: Loop, values: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
         """The inputs of a scan's body, each in its own shape.
