@@ -370,33 +370,30 @@ class _Walk:
         inner, looped = weight * trips / branches, interface.loop or in_loop
         entered = [self.enter(node, e, weight, in_loop) for e in interface.entries]
         results = () if interface.loop else tuple(self.value(node, v) for v in node.outputs)
-        waiting: list[Exit] = []
         for number, region in enumerate(node.regions):
             self.visit(region, inner, looped)
-            waiting += interface.leaving(number)
-            if not interface.loop or region is node.regions[-1]:
-                for left in waiting:
-                    end = (
-                        entered[left.entry.operand]
-                        if left.entry is not None
-                        else results[left.result]
-                        if left.kind == "result"
-                        else self.left(node, left)
+            of_loop = interface.exits if region is node.regions[-1] else ()
+            for left in of_loop if interface.loop else interface.leaving(number):
+                end = (
+                    entered[left.entry.operand]
+                    if left.entry is not None
+                    else results[left.result]
+                    if left.kind == "result"
+                    else self.left(node, left)
+                )
+                self.edges.append(
+                    Edge(
+                        kind="exit",
+                        place=("result", node.id, left.region, left.output),
+                        operand=node.regions[left.region].outputs[left.output],
+                        end=end,
+                        node=node,
+                        number=left.output,
+                        exit=left,
+                        weight=inner,
+                        in_loop=looped,
                     )
-                    self.edges.append(
-                        Edge(
-                            kind="exit",
-                            place=("result", node.id, left.region, left.output),
-                            operand=node.regions[left.region].outputs[left.output],
-                            end=end,
-                            node=node,
-                            number=left.output,
-                            exit=left,
-                            weight=inner,
-                            in_loop=looped,
-                        )
-                    )
-                waiting = []
+                )
 
     def enter(self, node: Node, entry: Entry, weight: float, in_loop: bool) -> End:
         """An operand of regions. It has one type in all regions that it enters; a carry has the
