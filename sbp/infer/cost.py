@@ -275,8 +275,8 @@ def closing_values(graph: Graph) -> frozenset[int]:
     """
     early: set[int] = set()
     for node in reversed(graph.nodes):
-        waits = node.regions or traits_of(node.op).flops is not None
-        if waits or not early.isdisjoint(node.outputs):
+        is_product = traits_of(node.op).flops is not None
+        if node.regions or is_product or not early.isdisjoint(node.outputs):
             early.update(o for o in node.inputs if isinstance(o, int))
     return late_values(graph).intersection(v for n in graph.nodes for v in n.outputs) - early
 
@@ -639,9 +639,7 @@ def local_seconds(
 def _body_seconds(body: Graph, mesh: MeshSpec) -> tuple[float, float]:
     """The local work in a hand-written region, whose operands are shards, as `local_seconds`."""
     compute, memory = 0.0, 0.0
-    for node in body.nodes:
-        if node.op in KINDS:
-            continue
+    for node in (n for n in body.nodes if n.op not in KINDS):
         row = NdRow.whole(len(node.inputs), len(node.outputs), len(mesh.sizes))
         inner = [_body_seconds(region, mesh) for region in node.regions]
         own = local_seconds(body, node, row, mesh, MemoryShares())
