@@ -465,10 +465,7 @@ def windows(
             for w in (v, *core.near[v]):
                 reaches[w].add(start)
     for _ in range(passes):
-        improved = False
-        for start in starts:
-            if start not in pending:
-                continue
+        for start in (start for start in starts if start in pending):
             pending.discard(start)
             window = set(order[start : start + width])
             part = Core(unary={}, near={v: {} for v in window}, kept=[], places=[])
@@ -486,9 +483,6 @@ def windows(
                     if states[v] != state:
                         pending |= reaches[v] - {start}
                 states.update(found)
-                improved = True
-        if not improved:
-            break
     return states
 
 
