@@ -172,8 +172,12 @@ class _Elimination:
 
     def solve_away(self, v: int) -> tuple[int, ...]:
         scope = self.scope_of(v)
-        parts = sorted(self.tables[v], key=lambda t: t.scope)
-        joined = _join((*scope, v), [(t.scope, t.costs) for t in parts], self.sizes)
+        axes, parts = (*scope, v), sorted(self.tables[v], key=lambda t: t.scope)
+        joined = np.zeros([self.sizes[w] for w in axes])
+        for t in parts:
+            order = sorted(range(len(t.scope)), key=[axes.index(w) for w in t.scope].__getitem__)
+            sizes = [self.sizes[w] if w in t.scope else 1 for w in axes]
+            joined += t.costs.transpose(order).reshape(sizes)
         best = joined.argmin(axis=-1)
         self.order.append((v, scope, best.astype(np.int32)))
         for t in parts:
@@ -215,23 +219,6 @@ class _Elimination:
         best, second = np.partition(marginal, 1)[:2]
         margin = float(second - best) if math.isfinite(second) else 1e30
         return margin * (1 + len(self.tables[v])), int(marginal.argmin())
-
-
-def _join(
-    scope: tuple[int, ...], parts: list[tuple[tuple[int, ...], np.ndarray]], sizes: dict[int, int]
-) -> np.ndarray:
-    """Adds up tables.
-
-    Arguments:
-      scope: the variables of the sum, in the order of its array axes.
-      parts: the tables, each with its variables.
-      sizes: the number of states of each variable.
-    """
-    total = np.zeros([sizes[v] for v in scope])
-    for part, costs in parts:
-        order = sorted(range(len(part)), key=[scope.index(v) for v in part].__getitem__)
-        total += costs.transpose(order).reshape([sizes[v] if v in part else 1 for v in scope])
-    return total
 
 
 # ---- search -------------------------------------------------------------------------------------
