@@ -534,30 +534,23 @@ def forwarded(value: Any) -> Any:
     call = getattr(value, "parent", None)
     if call is None or call.primitive not in _CALLS:
         return value
-    source = _returned_operand(call, call.outvars.index(value.val))
+    source = _returned_operands(call)[call.outvars.index(value.val)]
     return value if source is None else forwarded(call.in_tracers[source])
 
 
 _CALLS = {pjit.jit_p, ad_checkpoint.remat_p}
 
 
-def _returned_operand(call: Any, result: int) -> int | None:
-    """The position of the operand that a call returns as this result; None for none."""
-    inner = getattr(call.params["jaxpr"], "jaxpr", call.params["jaxpr"])
-    var = inner.outvars[result]
-    for eqn in reversed(inner.eqns):
-        position = _position(var, eqn.outvars)
-        if position is None:
-            continue
-        source = _returned_operand(eqn, position) if eqn.primitive in _CALLS else None
-        if source is None:
-            return None
-        var = eqn.invars[source]
-    return _position(var, inner.invars)
-
-
-def _position(var: Any, among: Sequence[Any]) -> int | None:
-    return next((i for i, other in enumerate(among) if other is var), None)
+def _returned_operands(call: Any) -> list[int | None]:
+    """For each result of a call, the position of the operand that it returns there; None for
+    none."""
+    inner, _ = open_jaxpr(call.params["jaxpr"])
+    known: dict[int, int | None] = {id(v): n for n, v in enumerate(inner.invars)}
+    for eqn in (eqn for eqn in inner.eqns if eqn.primitive in _CALLS):
+        for result, source in zip(eqn.outvars, _returned_operands(eqn), strict=True):
+            if source is not None:
+                known[id(result)] = known.get(id(eqn.invars[source]))
+    return [known.get(id(v)) for v in inner.outvars]
 
 
 def is_unspecified(x: Any) -> bool:
