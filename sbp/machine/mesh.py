@@ -102,16 +102,6 @@ class Stretch:
         return (2 if self.closes else 1) / self.stride
 
     @property
-    def mean_distance(self) -> float:
-        """Links from one chip to another, averaged over all pairs, for the load of the fullest
-        link.
-
-        >>> Stretch(8, 1, True).mean_distance
-        2.0
-        """
-        return (self.extent**2 // 4) / self.extent
-
-    @property
     def longest(self) -> int:
         """Links from a chip to the farthest one."""
         return (self.extent // 2 if self.closes else self.extent - 1) * self.stride
@@ -294,7 +284,9 @@ def _exchange(
     chips, on_chip, sharing = _inside(place, positions)
     if chips > 1:
         stretches = place.stretches(hardware, positions)
-        links = max((s.mean_distance / s.width for s in stretches), default=(chips - 1) / chips)
+        # A message goes over `extent**2 // 4 / extent` links, on average over all pairs of chips.
+        loads = (s.extent**2 // 4 / s.extent / s.width for s in stretches)
+        links = max(loads, default=(chips - 1) / chips)
         alpha += hardware.hop_seconds * (sum(s.longest for s in stretches) if stretches else 1)
         beta += links * sharing / hardware.link_bytes_per_second
     return alpha, max(beta, (on_chip - 1) / on_chip / hardware.hbm_bytes_per_second) * n / (n - 1)

@@ -539,8 +539,7 @@ def _choices(block: Block) -> Iterator[str]:
                 yield f"{instruction.node.op} {instruction.outs}"
                 for inner in instruction.blocks:
                     yield from _choices(inner)
-        ins = [s for s in instruction.ins if not isinstance(s, ConstantRegister)]
-        yield str(ins)
+        yield str([s for s in instruction.ins if not isinstance(s, ConstantRegister)])
 
 
 # ---- arguments of several processes -------------------------------------------------------------
@@ -579,7 +578,6 @@ class JointRun:
           SbpError: `bad-argument` for a NumPy array with a split type that the user asked for, as
             `jax.jit` refuses one; `processes-differ`.
         """
-        shardings = self._executable.in_shardings
         if len(self._processes) > 1:
             each = zip(flat, self._names, self._wanted, strict=True)
             for position, (x, name, want) in enumerate(each):
@@ -608,7 +606,7 @@ class JointRun:
             place_array(x, s)
             if isinstance(x, np.ndarray) and not s.is_fully_replicated and x.size
             else x
-            for x, s in zip(flat, shardings, strict=True)
+            for x, s in zip(flat, self._executable.in_shardings, strict=True)
         ]
 
     def _describe(self, flat: Sequence[Any]) -> dict[str, Described]:
