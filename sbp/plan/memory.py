@@ -156,10 +156,9 @@ class DeviceMemory:
         traits = traits_of(instruction.node.op)
         if traits.scatters and self.on_tpu:
             return self.lines(instruction)
-        if not (traits.whole or (traits.orderless and traits.moves)):
-            return 0.0
-        sources = [s for s in instruction.ins if isinstance(s, Register)]
-        return sum(map(self.size, (*sources, *instruction.outs)))
+        is_copied = traits.whole or (traits.orderless and traits.moves)
+        every = (*instruction.ins, *instruction.outs) if is_copied else ()
+        return sum((self.size(s) for s in every if isinstance(s, Register)), 0.0)
 
     def lines(self, instruction: Apply) -> float:
         """Bytes that a TPU needs to add lines to the places that indices give, besides the lines.
@@ -257,11 +256,10 @@ def fuses(instruction: Instruction, avals: Mapping[int, Any]) -> bool:
     """
     if isinstance(instruction, Box):
         return not instruction.bytes_sent
-    if not _is_plain(instruction):
-        return False
-    sources = [avals[s.value].shape for s in instruction.ins if isinstance(s, Register)]
-    return fuses_with_readers(
-        instruction.node.op, sources, [avals[r.value].shape for r in instruction.outs]
+    return _is_plain(instruction) and fuses_with_readers(
+        instruction.node.op,
+        [avals[s.value].shape for s in instruction.ins if isinstance(s, Register)],
+        [avals[r.value].shape for r in instruction.outs],
     )
 
 
