@@ -172,9 +172,8 @@ CHECKED_REGION = "sbp.manual"
 
 def title_of(eqn: Any) -> str:
     """What the user knows an equation as, where that is not its primitive; empty for others."""
-    is_region = eqn.primitive is _shard_map_p
-    named = is_region and eqn.params["jaxpr"].debug_info.func_name == CHECKED_REGION
-    return CHECKED_REGION if named else ""
+    name = eqn.params["jaxpr"].debug_info.func_name if eqn.primitive is _shard_map_p else ""
+    return name if name == CHECKED_REGION else ""
 
 
 def frames_of(traceback: Any) -> tuple[Span, ...]:

@@ -336,8 +336,7 @@ def worth_having(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) ->
 def nests(row: NdRow) -> bool:
     """Whether all kernels of a row can run. Some kernels need that no other mesh axis splits the
     dim that their axis splits."""
-    for position, name in enumerate(row.kernels):
-        kernel = kernel_named(name)
+    for position, kernel in enumerate(map(kernel_named, row.kernels)):
         if not kernel.nests:
             concerned = (
                 (*row.ins, *row.outs) if kernel.gathers is None else (row.ins[kernel.gathers],)
