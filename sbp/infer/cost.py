@@ -87,10 +87,9 @@ def memory_shares(graph: Graph, mesh: MeshSpec, waited: Mapping[int, float]) -> 
         return MemoryShares(waited=waited)
     update = _update(graph)
     read, written = dict(update.read), dict(update.written)
-    for loop in graph.walk():
-        if loop.op in LOOPS:
-            read |= _slices(loop)
-            written |= dict.fromkeys(_stacked_values(loop), 1.0)
+    for loop in (node for node in graph.walk() if node.op in LOOPS):
+        read |= _slices(loop)
+        written |= dict.fromkeys(_stacked_values(loop), 1.0)
     return MemoryShares(waited=waited, read=read, written=written, fused=update.fused)
 
 

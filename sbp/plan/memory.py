@@ -388,9 +388,8 @@ class _Fusion:
         for instruction in reversed(block.instructions):
             through = instruction in self.passing and instruction in self.fused
             reading = self.readers[instruction.outs[0]] if through else {instruction: None}
-            for source in instruction.ins:
-                if isinstance(source, Register):
-                    self.readers[source].update(reading)
+            for source in (s for s in instruction.ins if isinstance(s, Register)):
+                self.readers[source].update(reading)
             for register in instruction.outs:
                 reading = self.readers[register]
                 if reading and all(map(self.pads, reading)):

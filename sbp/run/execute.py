@@ -518,11 +518,10 @@ def values_digest(x: Any) -> str:
 
 def _constants(graph: Graph) -> Iterator[str]:
     """The digests of the arrays that a program closes over."""
-    for operand in (*(o for node in graph.walk() for o in node.inputs), *graph.outputs):
-        if isinstance(operand, Constant):
-            x = operand.value
-            is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
-            yield "global" if is_global else values_digest(_jax.words(x))
+    operands = (*(o for node in graph.walk() for o in node.inputs), *graph.outputs)
+    for x in (operand.value for operand in operands if isinstance(operand, Constant)):
+        is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
+        yield "global" if is_global else values_digest(_jax.words(x))
 
 
 def _choices(block: Block) -> Iterator[str]:

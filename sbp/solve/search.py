@@ -119,9 +119,8 @@ class _Elimination:
         self.order: list[tuple[int, tuple[int, ...], np.ndarray]] = []
         for v, u in core.unary.items():
             self.enter(_Table((v,), u))
-            for w, t in core.near[v].items():
-                if v < w:
-                    self.enter(_Table((v, w), t))
+            for w in (w for w in core.near[v] if v < w):
+                self.enter(_Table((v, w), core.near[v][w]))
 
     def enter(self, table: _Table) -> None:
         for v in table.scope:
