@@ -9,7 +9,7 @@ import optax
 
 import sbp
 from sbp.moe.config import PAD, ModelConfig, TrainConfig
-from sbp.moe.layers import EXPERT_WEIGHTS, Segments, balance_biases, wide_dtype
+from sbp.moe.layers import EXPERT_WEIGHTS, Segments, balance_biases, subkey, wide_dtype
 from sbp.moe.model import Batch, Metrics, init_params, loss_fn
 from sbp.moe.sharding import PLAIN, Mesh, Sharding, Tree, check_parts, leaf_types, sharding_of
 
@@ -28,11 +28,10 @@ def sqrt_decay(learning_rate: float = 1.0, warmup_steps: int = 10_000) -> Callab
       A function from the step (from 0) to the rate.
     """
 
-    def schedule(step: Any) -> Any:
-        step = jnp.asarray(step, jnp.float32)
-        return learning_rate * jax.lax.rsqrt(jnp.maximum(step, float(warmup_steps)))
-
-    return schedule
+    return lambda step: (
+        learning_rate
+        * jax.lax.rsqrt(jnp.maximum(jnp.asarray(step, jnp.float32), float(warmup_steps)))
+    )
 
 
 def _with_ramp(train: TrainConfig, schedule: optax.Schedule) -> Callable[[Any], Any]:
@@ -123,8 +122,9 @@ def adafactor(
                 u, s = moments.update(g, s, w)
                 return scaled.update(u, scaled.init(w), w)[0], s
 
-            fn = _map(single, depth, (0, axes, 0), (0, axes))
-            return fn(g, optax.FactoredState(count=state.updates, v_row=row, v_col=col, v=v), w)
+            return _map(single, depth, (0, axes, 0), (0, axes))(
+                g, optax.FactoredState(count=state.updates, v_row=row, v_col=col, v=v), w
+            )
 
         both = jax.tree.map(one, stacked_dims, grads, state.v_row, state.v_col, state.v, params)
         updates, states = jax.tree.transpose(
@@ -253,8 +253,9 @@ def gradients(
     share = jnp.sum(batch.target_out != PAD).astype(jnp.float32), microbatches
 
     def one(part: Batch, index: jax.Array | int) -> tuple[Tree, Metrics]:
-        own = None if key is None else jax.random.fold_in(key, index)
-        grads, metrics = grad(params, part, model, key=own, sharding=sharding, share=share)
+        grads, metrics = grad(
+            params, part, model, key=subkey(key, index), sharding=sharding, share=share
+        )
         return _wide(grads), metrics  # added up in the optimiser's dtype
 
     def turn(sums: tuple[Tree, Metrics], turn: tuple[Batch, jax.Array]) -> Any:
@@ -303,14 +304,15 @@ def make_train_step(
             scale = jnp.minimum(1.0, train.clip_norm / jnp.maximum(norm, train.clip_norm))
             grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
         updates, opt = optimizer.update(grads, state.optimizer, old)
-        new = jax.tree.map(jnp.add, old, updates)
-        new = balance_biases(new, old, metrics.sides, model)
+        new = balance_biases(jax.tree.map(jnp.add, old, updates), old, metrics.sides, model)
         if model.rounding == "stochastic":
-            own = jax.random.fold_in(jax.random.key(train.seed + 2), state.step)
-            new = round_at_random(own, new, state.params)
+            new = round_at_random(
+                jax.random.fold_in(jax.random.key(train.seed + 2), state.step), new, state.params
+            )
         new = jax.tree.map(lambda new, old: new.astype(old.dtype), new, state.params)
-        finite = jnp.isfinite(metrics.loss) & jnp.isfinite(norm)
-        finite &= jnp.isfinite(optax.tree.norm(updates))
+        finite = (
+            jnp.isfinite(metrics.loss) & jnp.isfinite(norm) & jnp.isfinite(optax.tree.norm(updates))
+        )
         params, opt = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
             (new, opt),
