@@ -43,10 +43,9 @@ def describe(model: ModelConfig, train: TrainConfig, text: str) -> dict[str, Any
     if train.schedule in ("linear", "cosine"):  # they end at the last step
         free -= {"steps"}
     every = asdict(train)
-    options = {k: v for k, v in every.items() if k not in free}
     return {
         "model": asdict(model),
-        "train": options,
+        "train": {k: v for k, v in every.items() if k not in free},
         "corpus": {"digest": text},
         "free": {k: v for k, v in every.items() if k in free},
     }
@@ -118,8 +117,7 @@ def same_content(workdir: Path, name: str, content: Mapping[str, str]) -> None:
 
 
 def digest_of(run: Mapping[str, Any]) -> str:
-    text = json.dumps(run, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(json.dumps(run, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _json(path: Path, accepts: Callable[[Any], bool]) -> dict[str, Any] | None:
@@ -207,7 +205,9 @@ def write_whole(path: Path, content: bytes) -> None:
 
 # ---- checksums of arrays, wherever they lie ------------------------------------------------------
 
-_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
+"""The words of an array by the bytes of an element; one of 8 bytes is two words, on a new last
+dim."""
 
 
 def fingerprints(tree: Any) -> dict[str, str]:
@@ -232,10 +232,7 @@ def fingerprints(tree: Any) -> dict[str, str]:
 def _sums(x: Any) -> jax.Array:
     """Two sums of an array's words."""
     x = jnp.asarray(x)
-    if x.dtype.itemsize == 8:
-        words = jax.lax.bitcast_convert_type(x, jnp.uint32)  # two words, on a new last dim
-    else:
-        words = jax.lax.bitcast_convert_type(x, _WORDS[x.dtype.itemsize]).astype(jnp.uint32)
+    words = jax.lax.bitcast_convert_type(x, _WORDS[x.dtype.itemsize]).astype(jnp.uint32)
     place = jnp.zeros(words.shape, jnp.uint32)
     for dim, size in enumerate(words.shape):
         place = place * jnp.uint32(size % 2**32) + jax.lax.broadcasted_iota(
@@ -564,10 +561,9 @@ def _verify(
         found = read(checkpoint.absolute())
     if any(gather(found is None)):
         return "a file of it is missing or cannot be read"
-    state, data = found
     if run is None:
-        return state, data
-    sums = fingerprints(state)
+        return found
+    sums = fingerprints(found[0])
     if wrong := [path for path, digits in sums.items() if run["checksums"].get(path) != digits]:
         return f"the content of {wrong[0]} has changed"
-    return state, run["data"]
+    return found[0], run["data"]

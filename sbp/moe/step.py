@@ -27,7 +27,6 @@ def sqrt_decay(learning_rate: float = 1.0, warmup_steps: int = 10_000) -> Callab
     Returns:
       A function from the step (from 0) to the rate.
     """
-
     return lambda step: (
         learning_rate
         * jax.lax.rsqrt(jnp.maximum(jnp.asarray(step, jnp.float32), float(warmup_steps)))
