@@ -111,20 +111,20 @@ class Speed:
     def of(cls, model: ModelConfig, devices: Iterable[Any]) -> "Speed":
         """The speed of a model on some devices, whose peak is that of `sbp hardware`."""
         itemsize = np.dtype(model.dtype).itemsize
-        peaks = [
+        peak = sum(
             hardware_of_kind(device.device_kind, device.platform).product_flops_per_second(itemsize)
             for device in devices
-        ]
-        return cls(flops=step_flops(model), peak=sum(peaks))
+        )
+        return cls(flops=step_flops(model), peak=peak)
 
     def rates(self, tokens: float, seconds: float) -> dict[str, float]:
         """Rates of a step: tokens (source and target, without padding) and operations per second,
-        and the model FLOPs utilisation."""
+        and the model FLOPs utilization: operations of a step / (its seconds * peak)."""
         return {
             "seconds": seconds,
             "tokens_per_second": tokens / seconds,
             "flops_per_second": self.flops / seconds,
-            "mfu": utilisation(self.flops, seconds, self.peak),
+            "mfu": self.flops / (seconds * self.peak),
         }
 
 
@@ -244,20 +244,6 @@ def _part(layer: str, name: str) -> str:
 def step_flops(cfg: ModelConfig) -> float:
     """Operations of a training step: three times those of the forward pass."""
     return 3.0 * sum(forward_flops(cfg).values())
-
-
-def utilisation(flops: float, seconds: float, peak: float) -> float:
-    """Model FLOPs utilisation: operations of a step / (seconds of it * peak of all devices).
-
-    Arguments:
-      flops: of a step, from `step_flops`.
-      seconds: of the step.
-      peak: operations per second of all devices together.
-
-    >>> utilisation(step_flops(ModelConfig()), 1.0, 2 * step_flops(ModelConfig()))
-    0.5
-    """
-    return flops / (seconds * peak)
 
 
 # ---- loop ---------------------------------------------------------------------------------------

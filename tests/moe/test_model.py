@@ -24,7 +24,6 @@ from sbp.moe.trainer import (
     read_metrics,
     step_flops,
     summarize,
-    utilisation,
 )
 from tests.same import refused
 
@@ -300,7 +299,6 @@ def test_operations_of_the_papers_model_by_hand():
         "logits": 2 * n * m * v,
     }
     assert dict(forward_flops(model)) == want and step_flops(model) == 3 * sum(want.values())
-    assert utilisation(3e12, 2.0, 6e12) == 0.25
     rates = Speed(flops=3e12, peak=6e12).rates(100.0, 2.0)
     assert (rates["tokens_per_second"], rates["mfu"]) == (50.0, 0.25)
 
