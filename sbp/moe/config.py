@@ -260,7 +260,6 @@ class ModelConfig:
 
 def _senseless(cfg: ModelConfig) -> list[str]:
     """The first fault of options that make no sense together, or else all faults of the routers."""
-    sides = {"encoder_layers": cfg.encoder_layers, "decoder_layers": cfg.decoder_layers}
     checks: list[tuple[str, object]] = [
         *(
             (
@@ -268,7 +267,10 @@ def _senseless(cfg: ModelConfig) -> list[str]:
                 " layer, so it must be even",
                 cfg.moe_every == 2 and layers % 2,
             )
-            for name, layers in sides.items()
+            for name, layers in (
+                ("encoder_layers", cfg.encoder_layers),
+                ("decoder_layers", cfg.decoder_layers),
+            )
         ),
         ("experts is 1; a router needs at least 2 (0 makes a dense model)", cfg.experts == 1),
         (
@@ -301,8 +303,7 @@ def _senseless(cfg: ModelConfig) -> list[str]:
             not cfg.experts and cfg.shared_experts,
         ),
     ]
-    first = [text for text, wrong in checks if wrong][:1]
-    return first or (_misrouted(cfg) if cfg.experts else [])
+    return [text for text, wrong in checks if wrong][:1] or (_misrouted(cfg) if cfg.experts else [])
 
 
 def _misrouted(cfg: ModelConfig) -> list[str]:

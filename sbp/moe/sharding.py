@@ -195,11 +195,10 @@ def sharding_of(mesh: Mesh, *, sequence_parallel: bool = False, microbatches: in
     data:S(0) expert:S(0)
     """
     names = tuple(name for name, _ in mesh)
-    model = [name for name in names if name == "model"]
     sharding = Sharding.over(
         [name for name in names if name not in ("model", "pipeline")],
         [name for name in names if name == "expert"],
-        model if sequence_parallel else (),
+        [name for name in names if name == "model" and sequence_parallel],
     )
     stages = dict(mesh).get("pipeline", 1)
     if not microbatches or (stages == 1 and microbatches == 1):
@@ -243,9 +242,6 @@ def check_parts(model: ModelConfig, train: TrainConfig, sharding: Sharding) -> N
         raise SbpError("; ".join(faults), code="unknown-option")
 
 
-LeafType = Callable[[Any, jax.ShapeDtypeStruct], str | None]
-"""The type of a leaf from its path and its shape; None leaves it free."""
-
 _WEIGHTS: Mapping[str, tuple[str | None, ...]] = {
     **dict.fromkeys(("query", "key", "value"), ("layer", None, "heads", None)),
     "output": ("layer", "heads", None, None),
@@ -268,7 +264,9 @@ _SPLIT_BY = {
 """The mesh axis that splits a dim."""
 
 
-def leaf_types(mesh: Mesh, *, spread: bool = False) -> LeafType:
+def leaf_types(
+    mesh: Mesh, *, spread: bool = False
+) -> Callable[[Any, jax.ShapeDtypeStruct], str | None]:
     """How parameters, or moments that are shaped like them, lie between steps: an entry of
     `in_types`.
 
@@ -280,6 +278,9 @@ def leaf_types(mesh: Mesh, *, spread: bool = False) -> LeafType:
       mesh: its axes.
       spread: split each leaf over all axes that divide it: experts on `expert`, then for each axis
         that is left the largest dim of what a device has (ZeRO; Rajbhandari et al., 2020).
+
+    Returns:
+      A function from the path and the shape of a leaf to its type; None leaves the leaf free.
 
     >>> leaf = jax.ShapeDtypeStruct((3, 16, 64), "float32")
     >>> path = (jax.tree_util.DictKey("w_in"),)
