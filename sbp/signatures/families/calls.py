@@ -75,35 +75,6 @@ GridDim = tuple[int, tuple["tuple[int, int] | None", ...], tuple[tuple[int, int]
 that it counts, None for an operand that every point reads alike; and for each result, alike."""
 
 
-def independent_dims(params: dict[str, Any]) -> tuple[GridDim, ...]:
-    """The independent grid dims of a `pallas_call`.
-
-    Arguments:
-      params: its parameters.
-    """
-    return () if why_whole(params) else _independent(params)
-
-
-def why_whole(params: dict[str, Any]) -> str:
-    """Why no dim of a `pallas_call` is split; empty where one can be."""
-    grid_mapping, compiler = params["grid_mapping"], params.get("compiler_params")
-    names = [eqn.primitive.name for eqn in _equations(params["jaxpr"])]
-    if grid_mapping.num_dynamic_grid_bounds or params.get("mesh") is not None:
-        return "the size of the kernel's grid is not known, or the grid is a mesh of cores"
-    if getattr(compiler, "has_side_effects", False) or any(
-        name.startswith(_KEEPS_STATE) for name in names
-    ):
-        return "the kernel has side effects, or depends on the device that runs it"
-    if not _independent(params):
-        return (
-            "sbp cannot split any dim of the kernel's grid. It splits a dim if every result has its"
-            " own block at each index of the dim, the kernel does not read `program_id` of the dim,"
-            " and, for a kernel with scratch memory, `dimension_semantics` says"
-            ' "parallel" for the dim'
-        )
-    return ""
-
-
 def _equations(jaxpr: Any) -> Iterator[Any]:
     """All equations of a jaxpr, those of inner jaxprs too."""
     for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
@@ -112,30 +83,47 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
             yield from _equations(inner)
 
 
-def _independent(params: dict[str, Any]) -> tuple[GridDim, ...]:
-    grid_mapping = params["grid_mapping"]
+def independent_dims(params: dict[str, Any]) -> tuple[tuple[GridDim, ...], str]:
+    """The independent grid dims of a `pallas_call`; and why there are none, empty where there is
+    one.
+
+    Arguments:
+      params: its parameters.
+    """
+    grid_mapping, equations = params["grid_mapping"], [*_equations(params["jaxpr"])]
+    if grid_mapping.num_dynamic_grid_bounds or params.get("mesh") is not None:
+        return (), "the size of the kernel's grid is not known, or the grid is a mesh of cores"
+    if getattr(params.get("compiler_params"), "has_side_effects", False) or any(
+        eqn.primitive.name.startswith(_KEEPS_STATE) for eqn in equations
+    ):
+        return (), "the kernel has side effects, or depends on the device that runs it"
     # The number of points on a grid dim is a constant in the body.
-    asked = {
-        eqn.params["axis"]
-        for eqn in _equations(params["jaxpr"])
-        if eqn.primitive.name == "program_id"
-    }
+    asked = {eqn.params["axis"] for eqn in equations if eqn.primitive.name == "program_id"}
     whole = (None,) * grid_mapping.num_index_operands
-    found, kernels_own = [], 0
+    found: list[GridDim] = []
+    kernels_own = 0
     for position in range(len(grid_mapping.grid)):
         if position not in grid_mapping.vmapped_dims:  # the kernel does not see the others
             kernels_own += 1
             if kernels_own - 1 in asked or not _forgets(params, kernels_own - 1):
                 continue
         blocks = [_counted_dim(m, position) for m in grid_mapping.block_mappings]
-        ins, outs = blocks[: grid_mapping.num_inputs], blocks[grid_mapping.num_inputs :]
-        if False in blocks or None in outs:
-            continue
-        ins = [*whole, *ins]
+        count = grid_mapping.num_inputs
+        ins, outs = (*whole, *blocks[:count]), tuple(blocks[count:])
         # A result that takes the place of an operand is written where other points may read.
-        if all(ins[i] == outs[o] for i, o in params["input_output_aliases"]):
-            found.append((position, tuple(ins), tuple(outs)))
-    return tuple(found)
+        if (
+            False not in blocks
+            and None not in outs
+            and all(ins[i] == outs[o] for i, o in params["input_output_aliases"])
+        ):
+            found.append((position, ins, outs))
+    why = (
+        "sbp cannot split any dim of the kernel's grid. It splits a dim if every result has its"
+        " own block at each index of the dim, the kernel does not read `program_id` of the dim,"
+        " and, for a kernel with scratch memory, `dimension_semantics` says"
+        ' "parallel" for the dim'
+    )
+    return tuple(found), "" if found else why
 
 
 def _forgets(params: dict[str, Any], grid_dim: int) -> bool:
@@ -199,7 +187,7 @@ def _flops(params: dict[str, Any], ins: Sequence[Any], outs: Sequence[Any]) -> f
 
 def _rows(op: Op) -> Sequence[Row]:
     rows = []
-    for _, ins, outs in independent_dims(op.params):
+    for _, ins, outs in independent_dims(op.params)[0]:
         counted = zip((*ins, *outs), (*op.ins, *op.outs), strict=True)
         shards = [
             (-(-aval.shape[at[0]] // op.axis_size), at[1]) for at, aval in counted if at is not None
@@ -218,7 +206,7 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """The kernel on the smaller grid of this device's shards."""
     grid_mapping = ctx.params["grid_mapping"]
     grid = list(grid_mapping.grid)
-    for position, _, ((dim, block), *_) in independent_dims(ctx.params):
+    for position, _, ((dim, block), *_) in independent_dims(ctx.params)[0]:
         grid[position] = -(-ctx.local_outs[0][dim] // block)
     shapes = (*ctx.local_ins[grid_mapping.num_index_operands :], *ctx.local_outs)
     mappings = tuple(
@@ -241,7 +229,7 @@ rule(
     "pallas_call",
     traits=Traits(flops=_flops),
     local=_local,
-    unread=lambda params, _: why_whole(params),
+    unread=lambda params, _: independent_dims(params)[1],
 )(_rows)
 
 
