@@ -508,9 +508,8 @@ def _joining(op: Op) -> Sequence[Row]:
     """Other dims split; the dim of the result along which the operands lie splits with an
     exchange, or without one where each element stays in its place."""
     axis = int(op.params["dimension"])
-    along = halo_rows(op, [axis])
-    if _is_in_place(op.params, op.ins, op.outs[0]):
-        along = [replace(row, kernel="aligned") for row in along]
+    stays = _is_in_place(op.params, op.ins, op.outs[0])
+    along = [replace(row, kernel="aligned") if stays else row for row in halo_rows(op, [axis])]
     return [*rows_beside(op, [axis]), *moved_rows(op), *along]
 
 
@@ -558,14 +557,12 @@ def _broadcast_in_dim(op: Op) -> Sequence[Row]:
     return [*split_rows(op, FactorMap(ins=(tuple(dims),), outs=(tuple(out),))), *moved_rows(op)]
 
 
-@rule(
-    "squeeze",
-    traits=_ARRANGES,
-    local=bind_with,
+rule("squeeze", traits=_ARRANGES, local=bind_with)(
+    lambda op: [
+        *rows_without(op, [d % len(op.ins[0].shape) for d in op.params["dimensions"]]),
+        *moved_rows(op),
+    ]
 )
-def _squeeze(op: Op) -> Sequence[Row]:
-    gone = [d % len(op.ins[0].shape) for d in op.params["dimensions"]]
-    return [*rows_without(op, gone), *moved_rows(op)]
 
 
 @rule("stack", traits=Traits(moves=True, scales="together"), local=bind_with)
@@ -583,10 +580,12 @@ rule("unstack", traits=Traits(moves=True, scales="together"), local=bind_with)(
 )
 
 
-@rule("tile", traits=Traits(moves=True, scales="together"), local=bind_with)
-def _tile(op: Op) -> Sequence[Row]:
-    repeated = [d for d, times in enumerate(op.params["reps"]) if times != 1]
-    return [*rows_beside(op, repeated), *moved_rows(op)]
+rule("tile", traits=Traits(moves=True, scales="together"), local=bind_with)(
+    lambda op: [
+        *rows_beside(op, [d for d, times in enumerate(op.params["reps"]) if times != 1]),
+        *moved_rows(op),
+    ]
+)
 
 
 @rule("bitcast_convert_type", traits=Traits(fusion="free"), local=bind_with)
