@@ -383,13 +383,9 @@ def _conv_general_dilated(op: Op) -> Sequence[Row]:
         lhs[numbers.lhs_spec[1]] = rhs[numbers.rhs_spec[0]] = out[numbers.out_spec[1]] = "groups"
     if batches > 1 and op.divides(batches):
         lhs[numbers.lhs_spec[0]] = rhs[numbers.rhs_spec[0]] = out[numbers.out_spec[1]] = "groups"
-    identity = [
-        (i, o)
-        for i, _, o, w in _spatial(op.params, op.ins[0], op.ins[1], op.outs[0])
-        if w.is_identity
-    ]
-    for i, o in identity:
-        lhs[i] = out[o] = f"space{i}"
+    for i, _, o, windows in _spatial(op.params, op.ins[0], op.ins[1], op.outs[0]):
+        if windows.is_identity:
+            lhs[i] = out[o] = f"space{i}"
     m = FactorMap(
         ins=(tuple(lhs), tuple(rhs)), outs=(tuple(out),), contract="sum", masks_padding=True
     )
@@ -555,16 +551,14 @@ def _never_chosen(params: dict[str, Any], dtype: Any) -> np.ndarray:
     return neutral("max" if params["select_prim"].name in ("ge", "gt") else "min", dtype)
 
 
-@rule(
+# The tangent of the element that each window of the second operand chooses; linear in the tangents,
+# the first operand.
+rule(
     "select_and_gather_add",
     traits=Traits(moves=True),
     local=_reduce_local,
     exchanges=_reduce_exchanges,
-)
-def _select_and_gather_add(op: Op) -> Sequence[Row]:
-    """The tangent of the element that each window of the second operand chooses; linear in the
-    tangents, the first operand."""
-    return _sliding_rows(op, op.ins[0], op.outs[0], moved_rows(op, (0,)))
+)(lambda op: _sliding_rows(op, op.ins[0], op.outs[0], moved_rows(op, (0,))))
 
 
 def _touching(windows: Windows, n: int) -> tuple[Need, Need]:
@@ -574,11 +568,11 @@ def _touching(windows: Windows, n: int) -> tuple[Need, Need]:
     first = [-((windows.window - 1 - windows.low - chunk * i) // windows.stride) for i in range(n)]
     last = [(chunk * (i + 1) - 1 + windows.low) // windows.stride for i in range(n)]
     count = max(1, *(b - a + 1 for a, b in zip(first, last, strict=True)))
-    cotangents = Need(windows.out, -(-windows.out // n), tuple(first), count)
-    read = Need(
-        windows.size, chunk, tuple(windows.first(a) for a in first), windows.positions_read(count)
+    reads = tuple(windows.first(a) for a in first)
+    return (
+        Need(windows.out, -(-windows.out // n), tuple(first), count),
+        Need(windows.size, chunk, reads, windows.positions_read(count)),
     )
-    return cotangents, read
 
 
 def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -613,16 +607,14 @@ def _scatter_needs(op: Op, dim: int) -> Iterator[tuple[int, Need]]:
     return enumerate(_touching(windows, op.axis_size))
 
 
-@rule(
+# Adds each window's cotangent to the element that the window of the second operand chooses; linear
+# in the cotangents, the first operand.
+rule(
     "select_and_scatter_add",
     traits=Traits(linear_map=True),
     local=_scatter_local,
     exchanges=exchanging(_scatter_needs),
-)
-def _select_and_scatter_add(op: Op) -> Sequence[Row]:
-    """Adds each window's cotangent to the element that the window of the second operand chooses;
-    linear in the cotangents, the first operand."""
-    return _sliding_rows(op, op.ins[1], op.ins[0], monoid_rows(op, "sum", positions=(0,)))
+)(lambda op: _sliding_rows(op, op.ins[1], op.ins[0], monoid_rows(op, "sum", positions=(0,))))
 
 
 # With any pair of functions and an initial value: only dims along which windows do not slide
