@@ -229,11 +229,12 @@ def _bit_generator_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [bind_with(ctx, args)[0], draw_piece(ctx, args, four)]
 
 
-@rule("rng_bit_generator", traits=Traits(generates="draws"), local=_bit_generator_local)
-def _bit_generator(op: Op) -> Sequence[Row]:
-    """The first dim of the draw splits. Under `vmap`, the draw of all keys is one, from the first
-    key."""
-    return [] if op.params["algorithm"] == lax.RandomAlgorithm.RNG_THREE_FRY else stream_rows(op)
+# The first dim of the draw splits. Under `vmap`, the draw of all keys is one, from the first key.
+rule("rng_bit_generator", traits=Traits(generates="draws"), local=_bit_generator_local)(
+    lambda op: (
+        [] if op.params["algorithm"] == lax.RandomAlgorithm.RNG_THREE_FRY else stream_rows(op)
+    )
+)
 
 
 def _iota_2x32_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:

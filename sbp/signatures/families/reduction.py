@@ -113,9 +113,12 @@ def _join_totals(ctx: LocalContext, totals: Any) -> Any:
 def _cumulative(op: Op) -> Sequence[Row]:
     """Other dims split; the operator's own dim splits with the kernel `prefix`."""
     axis = int(op.params["axis"])
-    own = monoid_rows(op, *filter(None, [_PREFIX_MONOIDS.get(op.name)]))
     prefix = Row((Split(axis),), (Split(axis),), kernel="prefix")
-    return [*rows_beside(op, [axis]), *own, *([prefix] if op.ins[0].shape[axis] > 0 else [])]
+    return [
+        *rows_beside(op, [axis]),
+        *monoid_rows(op, *filter(None, [_PREFIX_MONOIDS.get(op.name)])),
+        *([prefix] if op.ins[0].shape[axis] > 0 else []),
+    ]
 
 
 # ---- reductions ---------------------------------------------------------------------------------
