@@ -441,7 +441,7 @@ class Oracle:
     def _kernel(self, types: OpTypes) -> Any:
         """The rule's kernel, compiled once for each way to split operands and results; all devices
         share it."""
-        shapes = self._shapes(types)
+        shapes = types.shapes(self.op.ins, types.ins), types.shapes(self.op.outs, types.outs)
         axes = types.splits(self.op.ins, types.ins), types.splits(self.op.outs, types.outs)
         key = axes, (types.sizes, *types.whole) if types.communicates else ()
         if key not in self._kernels:
@@ -450,8 +450,15 @@ class Oracle:
             def run(args: Any, index: dict[str, Any]) -> list[Any]:
                 if found is None or found.local is None:
                     return self._plain(*args)
-                avals = self.op.ins, self.op.outs
-                place = ListPlace(self.op.params, *avals, *shapes, self.primitive, *axes, index)
+                place = ListPlace(
+                    self.op.params,
+                    self.op.ins,
+                    self.op.outs,
+                    *shapes,
+                    self.primitive,
+                    *axes,
+                    index,
+                )
                 return found.local(place, args)
 
             compiled: Any = run
@@ -461,12 +468,6 @@ class Oracle:
                     compiled = jax.vmap(compiled, (varying, 0), axis_name=f"axis{axis}")
             self._kernels[key] = jax.jit(compiled)
         return self._kernels[key]
-
-    def _shapes(
-        self, types: OpTypes
-    ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-        """Shapes of the parts of operands and results."""
-        return types.shapes(self.op.ins, types.ins), types.shapes(self.op.outs, types.outs)
 
     def refute(self, types: OpTypes, rng: np.random.Generator) -> str:
         """A counterexample to the types; empty if these parts give none.
@@ -479,6 +480,10 @@ class Oracle:
             place(words_of(x), t, types.sizes, rng)
             for x, t in zip(self.args, types.ins, strict=True)
         ]
+        ins, expected = (
+            types.shapes(self.op.ins, types.ins),
+            types.shapes(self.op.outs, types.outs),
+        )
         try:
             results = (
                 self._together(types, placed)
@@ -486,8 +491,7 @@ class Oracle:
                 else self._one_by_one(types, placed)
             )
         except (TypeError, ValueError) as error:  # JAX's shape rules and lowering
-            return f"the kernel does not run on {self._shapes(types)}: {error}"
-        expected = types.shapes(self.op.outs, types.outs)
+            return f"the kernel does not run on {(ins, expected)}: {error}"
         for device in types.devices():
             shapes = tuple(
                 result[device].shape[: len(want)]
@@ -550,9 +554,9 @@ class Oracle:
           n: number of devices along the axis.
           rng: draws the parts.
         """
-        together = kernel_named(row.kernel).communicates
         ins, outs = (tuple((a,) for a in atoms) for atoms in (row.ins, row.outs))
-        return self.refute(OpTypes(ins, outs, (n,), together), rng)
+        types = OpTypes(ins, outs, (n,), kernel_named(row.kernel).communicates)
+        return self.refute(types, rng)
 
 
 def _index(device: tuple[int, ...]) -> dict[str, Any]:
