@@ -91,9 +91,6 @@ _HOMES = (("lax", lax), ("jax.lax.linalg", lax.linalg))
 _SAME = {"add_any": "add", "empty2": "empty"}
 """Primitives that compute the same as another one."""
 
-_IGNORED = {"sharding", "out_sharding"}
-"""Parameters that do not change what one device computes."""
-
 
 def no_source(what: str) -> SbpError:
     """The error for what has no such expression."""
@@ -289,8 +286,7 @@ def traces_to(
 def _same_operand(found: Any, wanted: Any) -> bool:
     if not is_literal(wanted) or not is_literal(found):
         return found is wanted
-    numbers = (np.asarray(x.val, x.aval.dtype) for x in (found, wanted))
-    return _equal(*numbers)
+    return _equal(*(np.asarray(x.val, x.aval.dtype) for x in (found, wanted)))
 
 
 def _is_same(found: Any, eqn: Any) -> bool:
@@ -302,7 +298,8 @@ def _is_same(found: Any, eqn: Any) -> bool:
     ]
     if names[0] != names[1] or made[0] != made[1]:
         return False
-    keys = (found.params.keys() | eqn.params.keys()) - _IGNORED
+    # Shardings do not change what one device computes.
+    keys = (found.params.keys() | eqn.params.keys()) - {"sharding", "out_sharding"}
     is_made = not eqn.invars and eqn.primitive.name in _SAME  # all is said by its result
     return is_made or all(_equal(found.params.get(k), eqn.params.get(k)) for k in keys)
 
