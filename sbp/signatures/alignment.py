@@ -239,8 +239,9 @@ class _Lifting:
         self.views: list[tuple[View, Operand]] = []
         self.reads = list(self._reads())
         self.reached = {node for node, *_ in self.reads} | nodes.keys()
-        changed = {node for node, _, joins, how in self.reads if joins or how is not None}
-        self.replaced = changed | nodes.keys()
+        self.replaced = {
+            node for node, _, joins, how in self.reads if joins or how is not None
+        } | nodes.keys()
 
     # ---- what moves ------------------------------------------------------------------------------
 

@@ -196,9 +196,10 @@ class Custom:
                     "wrong-signature",
                 ) from error
             if wrong:
-                found = _counterexample(row, n, seed, oracle.args, wrong)
                 raise self.error(
-                    f"row `{row}` does not hold on {n} devices", "wrong-signature", found
+                    f"row `{row}` does not hold on {n} devices",
+                    "wrong-signature",
+                    _counterexample(row, n, seed, oracle.args, wrong),
                 )
 
 
@@ -585,11 +586,14 @@ def check_registered(graph: Graph, mesh: MeshSpec) -> None:
             continue
         if large and node.op not in noted:
             noted.add(node.op)
-            title = (
-                f"the registered signature of `{node.op}` is checked on mesh axes of at most"
-                f" {MAX_DEVICES} devices, not on {' and '.join(large)}"
+            note(
+                Diagnostic(
+                    code="wrong-signature",
+                    severity="note",
+                    title=f"the registered signature of `{node.op}` is checked on mesh axes of at"
+                    f" most {MAX_DEVICES} devices, not on {' and '.join(large)}",
+                )
             )
-            note(Diagnostic(code="wrong-signature", severity="note", title=title))
         ins, outs = [graph.aval(o) for o in node.inputs], [graph.avals[o] for o in node.outputs]
         # A jaxpr is represented by its text, since each trace makes a new object.
         params = tuple(
