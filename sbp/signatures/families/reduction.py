@@ -33,12 +33,7 @@ def _gathers(parts: Callable[[Op], Sequence[float]]) -> Callable[[Op, Row], tupl
     Arguments:
       parts: gives the bytes of the parts that one device has.
     """
-
-    def sends(op: Op, row: Row) -> tuple[Sent, ...]:
-        found = parts(op)
-        return (Sent("all_gather", (op.axis_size - 1) * sum(found), len(found)),)
-
-    return sends
+    return lambda op, _: (Sent("all_gather", (op.axis_size - 1) * sum(parts(op)), len(parts(op))),)
 
 
 # ---- prefixes -----------------------------------------------------------------------------------

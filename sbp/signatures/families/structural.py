@@ -98,8 +98,11 @@ def exchanging(
 
     def exchanges(op: Op, row: Row) -> Exchanges:
         d = split_dim(row)
-        needs = ((k, need) for k, need in needs_of(op, d) if row.ins[k] == Split(d))
-        return [Exchange(k, (d,), need, need.width) for k, need in needs]
+        return [
+            Exchange(k, (d,), need, need.width)
+            for k, need in needs_of(op, d)
+            if row.ins[k] == Split(d)
+        ]
 
     return exchanges
 
@@ -115,8 +118,10 @@ def windows_along(
       source: aval of what is read.
       out: aval with one element for each window.
     """
-    sizes = zip(source.shape, out.shape, strict=True)
-    return [windows_of(params, d, size, result) for d, (size, result) in enumerate(sizes)]
+    return [
+        windows_of(params, d, size, result)
+        for d, (size, result) in enumerate(zip(source.shape, out.shape, strict=True))
+    ]
 
 
 def split_windows(
