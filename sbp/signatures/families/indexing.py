@@ -95,15 +95,14 @@ def _dynamic_slice(op: Op) -> Sequence[Row]:
     dims, cut = _whole_factors(op, op.outs[0])
     starts = (B,) * (len(op.ins) - 1)
     monoid = owned_monoid(op.outs[0].dtype)
-    owned = [
-        Row((Split(d), *starts), (Unreduced(monoid),), kernel="masked_dynamic_slice")
-        for d in cut
-        if monoid
-    ]
     return [
         *split_rows(op, FactorMap(ins=(dims, *((),) * len(starts)), outs=(dims,))),
         *moved_rows(op, (0,)),
-        *owned,
+        *(
+            Row((Split(d), *starts), (Unreduced(monoid),), kernel="masked_dynamic_slice")
+            for d in cut
+            if monoid
+        ),
     ]
 
 
@@ -384,13 +383,15 @@ def _gather(op: Op) -> Sequence[Row]:
         *(("masked_gather", d) for d in dims.picked if op.ins[0].shape[d] > 1),
         *(("masked_windows", d) for d in dims.windows),
     ]
-    owned = [Row((Split(d), B), (Unreduced(monoid),), kernel=k) for k, d in places if monoid]
-    moved = [
-        row
-        for row in moved_rows(op, (0,))
-        if mode != _MODE.FILL_OR_DROP or _fill_is_joined(op, row.ins[0])
+    return [
+        *split_rows(op, FactorMap(ins=(operand, indices), outs=(out,))),
+        *(Row((Split(d), B), (Unreduced(monoid),), kernel=k) for k, d in places if monoid),
+        *(
+            row
+            for row in moved_rows(op, (0,))
+            if mode != _MODE.FILL_OR_DROP or _fill_is_joined(op, row.ins[0])
+        ),
     ]
-    return [*split_rows(op, FactorMap(ins=(operand, indices), outs=(out,))), *owned, *moved]
 
 
 def _fill_is_joined(op: Op, atom: Any) -> bool:
