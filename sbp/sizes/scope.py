@@ -246,8 +246,12 @@ def graph_at(graph: Graph, point: Point) -> Graph:
                     regions=tuple(map(visit, node.regions)),
                 )
             )
-        outputs = tuple(constants.get(o, o) for o in g.outputs)
-        return replace(g, nodes=tuple(nodes), outputs=outputs, avals=avals)
+        return replace(
+            g,
+            nodes=tuple(nodes),
+            outputs=tuple(constants.get(o, o) for o in g.outputs),
+            avals=avals,
+        )
 
     return visit(graph)
 
