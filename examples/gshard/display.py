@@ -81,7 +81,7 @@ class TrainingDisplay:
         self._live.stop()
 
     def update(self, step: int, values: Values) -> None:
-        """Show the numbers of a step, as `sbp.moe.trainer.summarize` and `Speed` name them, and
+        """Show the numbers of a step, as `sbp.moe.trainer.summarize` and `rates` name them, and
         the loss on held-out text where it was taken."""
         number = {name: value for name, value in values.items() if not isinstance(value, list)}
         if "seconds" in number:  # the first step compiles; rates and the remaining time omit it

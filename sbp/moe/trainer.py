@@ -4,7 +4,7 @@ it reports of each step."""
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -95,37 +95,22 @@ def layers(metrics: Metrics) -> dict[str, Any]:
     return values
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """What turns seconds of a step into rates.
+def rates(tokens: float, seconds: float, flops: float, peak: float) -> dict[str, float]:
+    """Rates of a step: tokens and operations per second, and the model FLOPs utilization:
+    operations of a step / (its seconds * peak).
 
-    Attributes:
+    Arguments:
+      tokens: of source and target, without padding.
+      seconds: of the step.
       flops: operations that the model needs in a step.
       peak: operations per second of all devices together.
     """
-
-    flops: float
-    peak: float
-
-    @classmethod
-    def of(cls, model: ModelConfig, devices: Iterable[Any]) -> "Speed":
-        """The speed of a model on some devices, whose peak is that of `sbp hardware`."""
-        itemsize = np.dtype(model.dtype).itemsize
-        peak = sum(
-            hardware_of_kind(device.device_kind, device.platform).product_flops_per_second(itemsize)
-            for device in devices
-        )
-        return cls(flops=step_flops(model), peak=peak)
-
-    def rates(self, tokens: float, seconds: float) -> dict[str, float]:
-        """Rates of a step: tokens (source and target, without padding) and operations per second,
-        and the model FLOPs utilization: operations of a step / (its seconds * peak)."""
-        return {
-            "seconds": seconds,
-            "tokens_per_second": tokens / seconds,
-            "flops_per_second": self.flops / seconds,
-            "mfu": self.flops / (seconds * self.peak),
-        }
+    return {
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "flops_per_second": flops / seconds,
+        "mfu": flops / (seconds * peak),
+    }
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
@@ -339,7 +324,11 @@ class Trainer:
           SbpError: `not-finite` where `max_skipped` steps in a row changed nothing.
         """
         train, first, skipped, stopped = self.train, int(state.step), 0, 0
-        speed = Speed.of(self.model, jax.tree.leaves(self.plan.in_shardings[0])[0].device_set)
+        flops, itemsize = step_flops(self.model), np.dtype(self.model.dtype).itemsize
+        peak = sum(
+            hardware_of_kind(device.device_kind, device.platform).product_flops_per_second(itemsize)
+            for device in jax.tree.leaves(self.plan.in_shardings[0])[0].device_set
+        )
         log = MetricsLog(self.checkpoints.workdir, first) if is_first() else None
         with log or nullcontext():
             callbacks = (*callbacks, *([log.write] if log else []))
@@ -352,7 +341,7 @@ class Trainer:
                     values = summarize(whole(metrics))
                 self.checkpoints.check()
                 if step > first + 1:  # the first step compiles
-                    values |= speed.rates(values["tokens"], time.monotonic() - started)
+                    values |= rates(values["tokens"], time.monotonic() - started, flops, peak)
                 skipped = skipped + 1 if values["skipped_step"] else 0
                 fails = skipped == train.max_skipped
                 due = step % train.checkpoint_every == 0 or step == train.steps

@@ -19,8 +19,8 @@ from sbp.moe.model import Batch, Memory, Metrics, decode, encode, init_params, l
 from sbp.moe.step import init_state, make_train_step, stacked_dims
 from sbp.moe.trainer import (
     MetricsLog,
-    Speed,
     forward_flops,
+    rates,
     read_metrics,
     step_flops,
     summarize,
@@ -299,8 +299,8 @@ def test_operations_of_the_papers_model_by_hand():
         "logits": 2 * n * m * v,
     }
     assert dict(forward_flops(model)) == want and step_flops(model) == 3 * sum(want.values())
-    rates = Speed(flops=3e12, peak=6e12).rates(100.0, 2.0)
-    assert (rates["tokens_per_second"], rates["mfu"]) == (50.0, 0.25)
+    found = rates(100.0, 2.0, flops=3e12, peak=6e12)
+    assert (found["tokens_per_second"], found["mfu"]) == (50.0, 0.25)
 
 
 def test_the_file_goes_on_behind_the_checkpoint(tmp_path):
