@@ -46,12 +46,6 @@ def state_of(weights):
     return jax.tree.unflatten(tree, kinds)
 
 
-def of_mlp(mesh, weights, moments, batch, rows=4096):
-    types = (weights, state_of(moments), batch, batch)
-    x = shape(rows, 256)
-    return used(mlp_step, mesh, types, PARAMS, STATE, x, x)
-
-
 both = lambda kind: {"w_in": kind, "w_out": kind}
 
 
@@ -81,7 +75,9 @@ MEGATRON = {"w_in": "x:S(1)", "w_out": "x:S(0)"}
     ids=["data", "zero-1", "fsdp", "tensor"],
 )
 def test_training_a_perceptron(weights, moments, batch, rows, said):
-    assert of_mlp(LINE, weights, moments, batch, rows)[0].startswith(said)
+    types, args = (weights, state_of(moments), batch, batch), [shape(rows, 256)] * 2
+    (found,) = used(mlp_step, LINE, types, PARAMS, STATE, *args)
+    assert found.startswith(said)
 
 
 def by_hand(x, w):
