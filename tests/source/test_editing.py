@@ -257,18 +257,18 @@ def test_an_expression(body, expression):
     assert exact_text(found.span) == expression
 
 
-def test_another_name_and_an_element():
-    found = bound("def f(a):\n  x = a; read(x)\n")
-    assert found is not None and (found.name, found.whole) == ("a", True)
-    found = bound("def f(a):\n  x, y = a; read(x)\n")
-    assert found is not None and (found.name, found.whole) == ("", False)
+@pytest.mark.parametrize(
+    ("target", "name", "whole"), [("x", "a", True), ("x, y", "", False)], ids=["name", "element"]
+)
+def test_another_name_and_an_element(target, name, whole):
+    found = bound(f"def f(a):\n  {target} = a; read(x)\n")
+    assert found is not None and (found.name, found.whole) == (name, whole)
 
 
-def test_a_parameter():
-    found = bound("def f(a, x):\n  return read(x)\n")
-    assert found == VariableBinding(function="f", position=1)
-    found = bound("def f(a, *, x):\n  return read(x)\n")
-    assert found == VariableBinding(function="f", position=-1)
+@pytest.mark.parametrize(("parameters", "position"), [("a, x", 1), ("a, *, x", -1)])
+def test_a_parameter(parameters, position):
+    found = bound(f"def f({parameters}):\n  return read(x)\n")
+    assert found == VariableBinding(function="f", position=position)
 
 
 @pytest.mark.parametrize(
