@@ -246,23 +246,32 @@ def biased(w, b, x):
     return w - 0.1 * gradient[0], b - 0.1 * gradient[1]
 
 
-@pytest.mark.parametrize("typed", [True, False])
-def test_the_plan_costs_what_its_steps_cost(typed):
-    """Also where a gradient is gathered: that is no all-reduce of padded parts."""
-    f = sbp.jit(
-        biased,
-        jax.sharding.AbstractMesh((8,), ("d",)),
-        in_types=(jax.P(None, "d"), jax.P("d"), jax.P()) if typed else None,
-        out_types=(jax.P(None, "d"), jax.P()),
-        hardware="tpu-v5e",
-    )
-    program = f.plan(f32(1024, 4096), f32(4096), f32(4096, 1024)).program
-    assert program.cost.seconds == pytest.approx(Schedule(program).seconds, rel=1e-9)
-
-
-def test_a_conversion_runs_the_steps_that_it_costs():
-    """A gradient that two products read in types of their own, on two mesh axes. The cheapest way
-    from one type to the other pads the parts and adds them up."""
-    f = sbp.jit(again, jax.sharding.AbstractMesh((4, 8), ("a", "b")), hardware="tpu-v5e")
-    program = f.plan([f32(1024, 4096), f32(4096, 2048), f32(2048, 1000)], f32(16384, 1024)).program
-    assert program.cost.seconds == pytest.approx(Schedule(program).seconds, rel=2e-3)
+@pytest.mark.parametrize(
+    ("fn", "mesh", "types", "args", "rel"),
+    [
+        # Also where a gradient is gathered: that is no all-reduce of padded parts.
+        *(
+            (
+                biased,
+                jax.sharding.AbstractMesh((8,), ("d",)),
+                (in_types, (jax.P(None, "d"), jax.P())),
+                (f32(1024, 4096), f32(4096), f32(4096, 1024)),
+                1e-9,
+            )
+            for in_types in ((jax.P(None, "d"), jax.P("d"), jax.P()), None)
+        ),
+        # A gradient that two products read in types of their own, on two mesh axes. The cheapest
+        # way from one type to the other pads the parts and adds them up.
+        (
+            again,
+            jax.sharding.AbstractMesh((4, 8), ("a", "b")),
+            (None, None),
+            ([f32(1024, 4096), f32(4096, 2048), f32(2048, 1000)], f32(16384, 1024)),
+            2e-3,
+        ),
+    ],
+    ids=["typed", "free", "two axes"],
+)
+def test_the_plan_costs_what_its_steps_cost(fn, mesh, types, args, rel):
+    program = sbp.jit(fn, mesh, *types, hardware="tpu-v5e").plan(*args).program
+    assert program.cost.seconds == pytest.approx(Schedule(program).seconds, rel=rel)
