@@ -38,8 +38,7 @@ def test_the_lists_name_tests():
     listed = Gate.read()
     assert len(listed.counts) > 20
     newest = LIST.with_name("newest.txt").read_text("utf-8").splitlines()
-    for name in (*listed.counts, *listed.cases, *newest):
-        assert has_test(name), name
+    assert not [n for n in (*listed.counts, *listed.cases, *newest) if not has_test(n)]
 
 
 @pytest.fixture
@@ -115,9 +114,11 @@ def test_a_recorded_run_names_what_it_ran_and_read(pytest_process, tmp_path):
 
 def test_the_lock_names_what_is_there():
     assert lock.locked()
-    for test, entry in lock.locked().items():
-        assert (lock.ROOT / test).exists() and test not in lock.UNLOCKED
-        assert test in entry["ran"]
+    assert not [
+        test
+        for test, entry in lock.locked().items()
+        if not (lock.ROOT / test).exists() or test in lock.UNLOCKED or test not in entry["ran"]
+    ]
 
 
 @pytest.mark.parametrize("area", mutate.AREAS)
