@@ -206,8 +206,9 @@ def test_every_exemption_is_needed():
     paths = {m.path for m in modules()}
     assert {key.split(": ")[0] for key in (*house.WIDE, *house.LONG)} <= paths
     assert house.PATTERNS.keys() <= paths
-    for key in NOT_TUNED:
-        assert any(path.startswith(key.split(": ")[0]) for path in paths)
+    assert not [
+        key for key in NOT_TUNED if not any(path.startswith(key.split(": ")[0]) for path in paths)
+    ]
 
 
 def test_the_table_of_constants_names_tests():
