@@ -94,9 +94,10 @@ def test_the_drawing_names_what_the_table_names(plan):
     assert len([w for w in words if re.search(r"(all_\w+|reduce_scatter|permute)", w)]) == transfers
     total = sum(s.bytes for s in flows.costliest)
     assert f"{flows.costliest[0].where}: {bytes_text(total)}" in shown.text(400)
-    for shape_ in root.iter(f"{{{NAMESPACE}}}rect"):
-        right = float(shape_.attrib["x"]) + float(shape_.attrib["width"])
-        assert right <= float(root.attrib["width"]), "a box is cut"
+    assert all(
+        float(box.attrib["x"]) + float(box.attrib["width"]) <= float(root.attrib["width"])
+        for box in root.iter(f"{{{NAMESPACE}}}rect")
+    ), "a box is cut"
 
 
 def test_a_picture_as_png_has_its_shapes_and_its_words(plan, monkeypatch):
@@ -334,14 +335,13 @@ def test_the_drawing_has_each_cell_of_the_table(scoped_plan):
     root = ElementTree.fromstring(shown.svg()[0])
     titles = [t.text or "" for t in root.iter(f"{{{NAMESPACE}}}title")]
     for matrix in matrices((traffic(scoped_plan.program),)):
-        for row in matrix.rows:
-            for column in matrix.columns:
-                assert any(t.startswith(f"{row}, {column}: ") for t in titles)
-    for box in root.iter(f"{{{NAMESPACE}}}rect"):
-        right = float(box.attrib["x"]) + float(box.attrib["width"])
-        assert right <= float(root.attrib["width"]), "a cell is cut"
-    for width in (80, 200):
-        assert [line for line in shown.lines(width) if len(line) > width] == []
+        cells = [f"{row}, {column}: " for row in matrix.rows for column in matrix.columns]
+        assert not [cell for cell in cells if not any(t.startswith(cell) for t in titles)]
+    assert all(
+        float(box.attrib["x"]) + float(box.attrib["width"]) <= float(root.attrib["width"])
+        for box in root.iter(f"{{{NAMESPACE}}}rect")
+    ), "a cell is cut"
+    assert not [line for width in (80, 200) for line in shown.lines(width) if len(line) > width]
 
 
 def test_many_places_are_added_up_in_one_row():
