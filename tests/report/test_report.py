@@ -231,8 +231,9 @@ def planned_layers(step, pins):
 
 def test_html_stands_alone():
     text = report_of("megatron_step").html(standalone=True)
-    for banned in ("<script", "http:", "https:", "<link", "<img", "onclick"):
-        assert banned not in text
+    assert not [
+        word for word in ("<script", "http:", "https:", "<link", "<img", "onclick") if word in text
+    ]
 
 
 def test_rich_consoles_and_plain_text_agree():
@@ -253,11 +254,6 @@ def test_notebooks_get_both():
 
 
 # ---- what is said -------------------------------------------------------------------------------
-
-
-def test_ok_is_the_absence_of_errors():
-    assert report_of("chain", DIAGNOSTICS[2:]).ok
-    assert not REFUSED.ok and REFUSED.diagnostics == DIAGNOSTICS
 
 
 @pytest.mark.parametrize("shown", ["picture", "bytes", "timeline", "memory", "source"])
