@@ -139,11 +139,14 @@ words = lambda shown: " ".join(shown.text().split())
 def test_the_text_has_the_seconds_of_the_picture(plans):
     program = plans["unrolled"].program
     report = plans["unrolled"].report()
-    text = words(report.timeline())
-    assert f"the modelled step over time: {1e3 * Schedule(program).seconds:.3g} ms" in text
-    for lane, phases in lane_seconds(Schedule(program)).items():
-        row = f"{lane} .* {1e3 * sum(phases.values()):.3g} ms"
-        assert re.search(row, report.timeline().text()), row
+    assert f"the modelled step over time: {1e3 * Schedule(program).seconds:.3g} ms" in words(
+        report.timeline()
+    )
+    rows = [
+        f"{lane} .* {1e3 * sum(phases.values()):.3g} ms"
+        for lane, phases in lane_seconds(Schedule(program)).items()
+    ]
+    assert not [row for row in rows if not re.search(row, report.timeline().text())]
 
 
 def test_the_collective_that_takes_longest_is_red(plans):
@@ -193,11 +196,8 @@ def test_a_loop_without_trips_takes_no_time():
         total, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)
         return total.sum()
 
-    def planned(trips):
-        f = sbp.jit(fn, MESH, in_types=("data:S(0)", "B"))
-        return f.plan(shape(4096, D), shape(trips, D, D)).program
-
-    none, one = planned(0), planned(1)
+    f = sbp.jit(fn, MESH, in_types=("data:S(0)", "B"))
+    none, one = (f.plan(shape(4096, D), shape(trips, D, D)).program for trips in (0, 1))
     assert none.cost.seconds < 0.5 * one.cost.seconds
     assert Schedule(none).seconds == pytest.approx(none.cost.seconds, rel=1e-3)
 
