@@ -54,7 +54,6 @@ offloads = jax.checkpoint_policies.save_and_offload_only_these_names(
     offload_src="device",
     offload_dst="pinned_host",
 )
-offloads_products = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
 
 
 def layers(policy):
@@ -77,24 +76,6 @@ def streamed(d, h):
     return jax.lax.scan(step, jnp.zeros(4), h)
 
 
-def kept_in_a_loop(d, h):
-    def step(carry):
-        n, x = carry
-        return n + 1, jax.device_put(jax.device_put(x, DEVICE) * 2, HOST)
-
-    return jax.lax.while_loop(lambda carry: carry[0] < 3, step, (0, jax.device_put(d, HOST)))
-
-
-def in_branches(d, h):
-    one = lambda d: jax.device_put(d, HOST)
-    return jax.lax.cond(d.sum() > 0, one, lambda d: one(d * 2), d)
-
-
-def converted_on_the_host(d, h):
-    x = sbp.annotate(jax.device_put(sbp.split(d, 0, "x"), HOST), x=sbp.S(1))
-    return jax.device_put(x, DEVICE) + 1
-
-
 PROGRAMS: Any = {
     "returned there": lambda d, h: jax.device_put(jnp.sin(d), HOST),
     "there and back": lambda d, h: jax.device_put(jax.device_put(jnp.sin(d), HOST), DEVICE) * 2,
@@ -110,11 +91,25 @@ PROGRAMS: Any = {
     "a slice there": lambda d, h: jax.device_put(jax.lax.dynamic_slice(h, (3, 0), (2, 4)), DEVICE),
     "its gradient": lambda d, h: jax.grad(lambda h: (jax.device_put(h, DEVICE) ** 2).sum())(h),
     "offloaded by name": layers(offloads),
-    "offloaded products": layers(offloads_products),
+    "offloaded products": layers(
+        jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+    ),
     "streamed": streamed,
-    "kept in a loop": kept_in_a_loop,
-    "in branches": in_branches,
-    "converted on the host": converted_on_the_host,
+    "kept in a loop": lambda d, h: jax.lax.while_loop(
+        lambda c: c[0] < 3,
+        lambda c: (c[0] + 1, jax.device_put(jax.device_put(c[1], DEVICE) * 2, HOST)),
+        (0, jax.device_put(d, HOST)),
+    ),
+    "in branches": lambda d, h: jax.lax.cond(
+        d.sum() > 0,
+        lambda d: jax.device_put(d, HOST),
+        lambda d: jax.device_put(d * 2, HOST),
+        d,
+    ),
+    "converted on the host": lambda d, h: (
+        jax.device_put(sbp.annotate(jax.device_put(sbp.split(d, 0, "x"), HOST), x=sbp.S(1)), DEVICE)
+        + 1
+    ),
     "of an uneven dim": lambda d, h: (
         jax.device_put(jax.device_put(sbp.annotate(d[:7] * 2, x=sbp.S(0)), HOST), DEVICE) + 1
     ),
