@@ -53,19 +53,6 @@ class UsersError(Exception):
     """What the user's own code raises; sbp lets it pass."""
 
 
-class Unprintable:
-    """An object that cannot be shown."""
-
-    def __repr__(self) -> str:
-        raise UsersError("raised by the user's repr")
-
-
-class Unhashable:
-    """An object that is no key."""
-
-    __hash__ = None  # type: ignore[assignment]  # so Python says "unhashable" of a class
-
-
 class Words(str):
     """A string of a class of the user's."""
 
@@ -101,7 +88,6 @@ def users_own(x: Any) -> Any:
 PLAIN = sbp.jit(users_body, MESH)
 PLAN = PLAIN.plan(SHAPE)
 REPORT = PLAN.report()
-TRACED = traced_call(PLAN._reader, PLAN._signature)
 RUNS = sbp.jit(users_body, TWO)
 RUNNING = RUNS.plan(SHAPE)
 DIAGNOSTIC = sbp.Diagnostic(code="no-typing", severity="error", title="a program")
@@ -396,7 +382,16 @@ def every_use() -> Iterator[tuple[Any, ...]]:
         ("Plan.export", RUNNING.export, ("exported",)),
         ("Plan.lower", PLAN.lower),
         ("assert_plan_unchanged", sbp.assert_plan_unchanged, (PLAN, "plan.txt"), {"update": True}),
-        ("Plan", sbp.Plan, (PLAN._reader, PLAN._signature, PLAN.program, TRACED)),
+        (
+            "Plan",
+            sbp.Plan,
+            (
+                PLAN._reader,
+                PLAN._signature,
+                PLAN.program,
+                traced_call(PLAN._reader, PLAN._signature),
+            ),
+        ),
         ("Jitted", sbp.Jitted, (users_body, MESH, PLAIN.options), {}, after.planned),
         ("Report", sbp.Report, (), {"program": PLAN.program}),
         ("Report.text", REPORT.text, (100,)),
@@ -479,8 +474,8 @@ VALUES: dict[str, Callable[[], Any]] = {
     "function": lambda: lambda *a, **k: None,
     "raising": lambda: users_raising,
     "iterator": lambda: iter(["data"]),
-    "unhashable": Unhashable,
-    "unprintable": Unprintable,
+    "unhashable": type("Unhashable", (), {"__hash__": None}),
+    "unprintable": type("Unprintable", (), {"__repr__": users_raising}),
     "np.int64": lambda: np.int64(1),
     "np.float32": lambda: np.float32(1.5),
     "np.array": lambda: np.arange(3),
@@ -602,9 +597,11 @@ def verdict(use: Use, build: Callable[[], Arguments]) -> str:
     if long or error is None or isinstance(error, UsersError):
         return f"long: {long[0][:300]}" if long else ""
     if not isinstance(error, sbp.SbpError):
-        file, _, function = raised_in(error).partition(":")
-        mismatch = isinstance(error, TypeError) or function.startswith("users_")
-        theirs = file == __file__ and mismatch
+        codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+        # Of sbp or of this module.
+        raising = [c for c in codes if c.co_filename.startswith((PACKAGE, __file__))][-1]
+        mismatch = isinstance(error, TypeError) or raising.co_name.startswith("users_")
+        theirs = raising.co_filename == __file__ and mismatch
         return "" if theirs else "raw: " + "".join(traceback.format_exception(error)[-8:])
     if error.code not in CODES or len(str(error).split()) < 5:
         return f"mute: {error}"
@@ -620,13 +617,6 @@ def error_of(call: Callable[..., Any], build: Callable[[], Arguments]) -> Except
         call(*build())
     except Exception as error:  # whatever the wrong use raises is what is judged
         return error
-
-
-def raised_in(error: BaseException) -> str:
-    """The file and the function that raised, of sbp or of this module."""
-    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    known = [c for c in codes if c.co_filename.startswith((PACKAGE, __file__))]
-    return f"{known[-1].co_filename}:{known[-1].co_name}"
 
 
 # ---- tests --------------------------------------------------------------------------------------
