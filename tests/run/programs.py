@@ -35,22 +35,6 @@ def arguments(case: Case, seed: int = 0) -> list[jax.Array]:
     ]
 
 
-def _chain(axes: Sequence[str], u: Any, v: Any, w: Any) -> Any:
-    return (sbp.split(u, 1, axes[-1]) @ sbp.split(v, 0, axes[-1])) @ w
-
-
-def _ffn(axes: Sequence[str], x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
-    """The feed-forward layer of the post on parallel strategies, its batch split over the outer
-    axis."""
-
-    x = sbp.split(x, 0, axes[0])
-    return jax.nn.relu(x @ w1 + b1) @ w2 + b2
-
-
-def _megatron(axes: Sequence[str], x: Any, w1: Any, w2: Any) -> Any:
-    return x + jax.nn.gelu(x @ sbp.split(w1, 1, axes[-1])) @ sbp.split(w2, 0, axes[-1])
-
-
 def _data_parallel(axes: Sequence[str], x: Any, y: Any, w1: Any, w2: Any) -> Any:
     x, y = sbp.split(x, 0, *axes), sbp.split(y, 0, *axes)
     loss = lambda w: jnp.mean((jnp.tanh(x @ w[0]) @ w[1] - y) ** 2)
@@ -139,16 +123,27 @@ def _uneven(axes: Sequence[str], x: Any, w: Any) -> Any:
 
 
 CASES: tuple[Case, ...] = (
-    Case(name="chain", program=_chain, shapes=((16, 32), (32, 64), (64, 24)), gradients=(0, 1, 2)),
+    Case(
+        name="chain",
+        program=lambda axes, u, v, w: (sbp.split(u, 1, axes[-1]) @ sbp.split(v, 0, axes[-1])) @ w,
+        shapes=((16, 32), (32, 64), (64, 24)),
+        gradients=(0, 1, 2),
+    ),
+    # The feed-forward layer of the post on parallel strategies, its batch split over the outer
+    # axis.
     Case(
         name="ffn",
-        program=_ffn,
+        program=lambda axes, x, w1, b1, w2, b2: (
+            jax.nn.relu(sbp.split(x, 0, axes[0]) @ w1 + b1) @ w2 + b2
+        ),
         shapes=((16, 32), (32, 64), (64,), (64, 32), (32,)),
         gradients=(0, 1, 2, 3, 4),
     ),
     Case(
         name="megatron",
-        program=_megatron,
+        program=lambda axes, x, w1, w2: (
+            x + jax.nn.gelu(x @ sbp.split(w1, 1, axes[-1])) @ sbp.split(w2, 0, axes[-1])
+        ),
         shapes=((16, 32), (32, 64), (64, 32)),
         gradients=(0, 1, 2),
     ),
