@@ -14,7 +14,7 @@ from tests.hardware import SENDS_FREELY
 from tests.run.test_collectives import assert_within_plan, normal
 from tests.same import assert_close
 from tests.signatures.test_alignment import gradient, scanned
-from tests.trace.test_joins import stencil
+from tests.trace.test_joins import squares, stencil
 
 NOTHING_ELSE = [
     sbp.forbid(kind) for kind in ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")
@@ -112,11 +112,7 @@ def test_the_papers_pipeline():
     assert_close(f(*args), step(*args), rtol=1e-4, atol=1e-6)
 
 
-def of_stencil(x):
-    return jax.grad(lambda x: jnp.sum(stencil(x) ** 2))(x)
-
-
-@pytest.mark.parametrize("fn", [stencil, of_stencil])
+@pytest.mark.parametrize("fn", [stencil, squares(stencil)], ids=["stencil", "gradient"])
 @pytest.mark.parametrize("sizes", [(8,), (2, 4), (2, 2, 2)])
 def test_stencils(sizes: tuple[int, ...], fn):
     """Even and uneven; each neighbour receives one row or column."""
@@ -389,10 +385,6 @@ def segmented(x):
     return jax.lax.associative_scan(joined, (jnp.arange(len(x)) % 5 == 0, x))[1]
 
 
-def of_segmented(x):
-    return jax.grad(lambda x: jnp.sum(segmented(x) ** 2))(x)
-
-
 def products(x):
     """Products of 2x2 matrices."""
     near_one = 0.3 * x.reshape(-1, 2, 2) + jnp.eye(2)
@@ -412,7 +404,11 @@ def smallest(x):
 
 
 @pytest.mark.parametrize(("sizes", "length"), [((8,), 16), ((2, 2, 2), 13)])
-@pytest.mark.parametrize("fn", [segmented, of_segmented, products, smallest])
+@pytest.mark.parametrize(
+    "fn",
+    [segmented, squares(segmented), products, smallest],
+    ids=["segmented", "gradient", "products", "smallest"],
+)
 def test_other_scans(fn, sizes, length: int):
     """Sums of segments, products of matrices, and triples, even and uneven."""
     mesh = sbp.make_mesh(sizes, ("x", "y", "z")[: len(sizes)])
