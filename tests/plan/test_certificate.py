@@ -494,13 +494,12 @@ def test_operations_outside_the_tables_are_counted(folder):
     assert run(folder / "cumsum.json", "--allow-unchecked")[0] == 0
 
 
-KEY = jax.eval_shape(lambda: jax.random.key(0))
 OTHERS: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
     "identity": (lambda x: x, (f32(8),), None),
     "twice": (lambda x: (x * x, x * x, x, 1.0), (f32(8, 8),), "data:S(0)"),
     "dropout": (
         lambda k, x: x * jax.random.bernoulli(k, 0.5, x.shape),
-        (KEY, f32(64, 64)),
+        (jax.eval_shape(lambda: jax.random.key(0)), f32(64, 64)),
         (None, "data:S(0) model:S(1)"),
     ),
     "padded": (lambda x: x * 2, (f32(13, 7),), sbp.padded("model:S(0)")),
