@@ -6,21 +6,19 @@ import nbclient
 import nbformat
 import pytest
 
-SETUP = """
+CELLS = {
+    "setup": """
 import jax, jax.numpy as jnp
 import sbp
 mesh = jax.sharding.AbstractMesh((4,), ("model",))
 x, w = jnp.ones((8, 16)), jnp.ones((16, 8))
-"""
-LAYER = """
+""".strip(),
+    "layer": """
 def layer(x, w):
     x = sbp.split(x, 1, "model")
     w = sbp.split(w, 1, "model")
     return x @ w
-"""
-CELLS = {
-    "setup": SETUP.strip(),
-    "layer": LAYER.strip(),
+""".strip(),
     "type error": 'step = sbp.jit(layer, mesh, boxing="explicit")\nstep.plan(x, w)',
     "option": "# a comment\nsbp.jit(layer, mesh, in_types=('modle:S(0)', None)).plan(x, w)",
     "report": "print(step.check(x, w))",
