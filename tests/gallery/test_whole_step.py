@@ -13,22 +13,16 @@ programs take 311, 340 and 176."""
 
 @pytest.mark.parametrize("wrong", WRONG_STEPS, ids=lambda w: f"{w.boxing}-{w.dispatched}")
 def test_the_error_names_its_line(wrong: WrongStep, monkeypatch: pytest.MonkeyPatch):
-    checks = count_checks(monkeypatch)
-    report, _ = check(wrong)
-    assert any(f"`{wrong.line}`" in d.title for d in report.diagnostics), report.text()
-    assert all(d.helps for d in report.diagnostics)
-    assert 0 < len(checks) <= MOST_CHECKS
-
-
-def count_checks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """A list that gets one entry for each satisfiability check."""
-    made: list[None] = []
+    checks: list[None] = []
     asked = z3.Z3_solver_check_assumptions
 
     def ask(*arguments):
-        made.append(None)
+        checks.append(None)
         return asked(*arguments)
 
     # The function of Z3's C interface that `sbp.infer.check` calls.
     monkeypatch.setattr(z3, "Z3_solver_check_assumptions", ask)
-    return made
+    report, _ = check(wrong)
+    assert any(f"`{wrong.line}`" in d.title for d in report.diagnostics), report.text()
+    assert all(d.helps for d in report.diagnostics)
+    assert 0 < len(checks) <= MOST_CHECKS

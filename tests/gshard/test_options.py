@@ -261,12 +261,12 @@ def test_options_that_differ_between_processes_are_named():
 
 def profiled(folder):
     """The numbers of the steps that are in the profiles of a run."""
-    found = set()
-    for file in (folder / FOLDER).rglob("*.trace.json.gz"):
-        for event in json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]:
-            if event.get("name") == "train" and "step_num" in event.get("args", {}):
-                found.add(int(event["args"]["step_num"]))
-    return found
+    return {
+        int(event["args"]["step_num"])
+        for file in (folder / FOLDER).rglob("*.trace.json.gz")
+        for event in json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+        if event.get("name") == "train" and "step_num" in event.get("args", {})
+    }
 
 
 def train(folder, window, steps, done=0):

@@ -53,19 +53,16 @@ def scorer(cfg, params):
 def log_scorer(logits, length):
     """A function from (source ids, prefix) to log-probabilities of what follows, from logits of the
     targets of one row; it knows its answers."""
-    found = {}
 
+    @cache
     def logs(source, prefix):
-        key = tuple(source), tuple(prefix)
-        if key not in found:
-            ids = np.zeros((1, 1, length), np.int32)
-            ids[0, 0, : len(prefix) + 1] = [BOS, *prefix]
-            row = np.array(logits(np.asarray(source)[None, None], ids)[len(prefix)])
-            row[[PAD, BOS]] = -np.inf
-            found[key] = row - row.max() - np.log(np.exp(row - row.max()).sum())
-        return found[key]
+        ids = np.zeros((1, 1, length), np.int32)
+        ids[0, 0, : len(prefix) + 1] = [BOS, *prefix]
+        row = np.array(logits(np.asarray(source)[None, None], ids)[len(prefix)])
+        row[[PAD, BOS]] = -np.inf
+        return row - row.max() - np.log(np.exp(row - row.max()).sum())
 
-    return logs
+    return lambda source, prefix: logs(tuple(source), tuple(prefix))
 
 
 norm = lambda length, alpha: ((5.0 + length) ** alpha) / ((5.0 + 1.0) ** alpha)

@@ -37,14 +37,14 @@ def written(number: int, shape: tuple[int, ...]) -> tuple[Path, str]:
     return folder, plan.source(folder / "emitted.py")
 
 
-def is_collective(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") in COLLECTIVES
-
-
 def edited(text: str, kind: str, rng: np.random.Generator) -> str | None:
     """The text of a file with one edit of a collective; None where it has none of this kind."""
     tree = ast.parse(text)
-    calls = [node for node in ast.walk(tree) if is_collective(node)]
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in COLLECTIVES
+    ]
     if not calls:
         return None
     call: Any = calls[rng.integers(len(calls))]

@@ -49,11 +49,6 @@ def accepts(call, ins, outs):
         return None
 
 
-def as_row(ins, outs):
-    atom = lambda a: B if a == "B" else S(a) if isinstance(a, int) else P(a)
-    return Row(tuple(map(atom, ins)), tuple(map(atom, outs)))
-
-
 @pytest.mark.parametrize("name", sliced(KNOWN, 0.15))
 def test_rows(name: str):
     if name not in primitives():
@@ -76,8 +71,10 @@ def test_rows(name: str):
             sides = found[: len(call.ins)], found[len(call.ins) :]
             if {*found} == {"B"} or sides in known or not accepts(call, *sides):
                 continue
+            atom = lambda a: B if a == "B" else S(a) if isinstance(a, int) else P(a)
+            row = Row(*(tuple(map(atom, side)) for side in sides))
             for seed in range(3):
-                assert not oracle.refute_row(as_row(*sides), n, np.random.default_rng(seed)), (
+                assert not oracle.refute_row(row, n, np.random.default_rng(seed)), (
                     name,
                     call.whole,
                     sides,

@@ -24,17 +24,6 @@ def words_of(shape, whole, offsets):
     return index // 2**32, index % 2**32
 
 
-def iota_2x32_primitive():
-    """The primitive by which JAX counts, out of a draw."""
-    draw = jax.make_jaxpr(lambda words: threefry_prng_impl.random_bits(words, 32, (2, 3)))
-    (found,) = (
-        equation.primitive
-        for equation in draw(np.zeros(2, np.uint32)).eqns
-        if equation.primitive.name == "iota_2x32_shape"
-    )
-    return found
-
-
 @pytest.mark.parametrize(
     ("shape", "whole", "offsets"),
     [
@@ -58,8 +47,13 @@ def test_a_shard_counts_as_jax_does():
     """JAX's counters of the whole array, of which XLA makes the asked ones alone."""
     whole, offsets, shape = (6, 2**17, 2**16), (4, 2**17 - 3, 100), (2, 3, 5)
     part = tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))
-    bind = iota_2x32_primitive().bind
-    want = jax.jit(lambda: [w[part] for w in bind(shape=whole)])()
+    draw = jax.make_jaxpr(lambda words: threefry_prng_impl.random_bits(words, 32, (2, 3)))
+    (count,) = (
+        equation.primitive
+        for equation in draw(np.zeros(2, np.uint32)).eqns
+        if equation.primitive.name == "iota_2x32_shape"
+    )
+    want = jax.jit(lambda: [w[part] for w in count.bind(shape=whole)])()
     assert int(want[0].max()) == 11  # the whole array has 12 * 2**32 elements
     np.testing.assert_array_equal(counters(shape, whole, offsets), want)
 
