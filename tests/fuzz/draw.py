@@ -174,7 +174,10 @@ def suits(
         return False
     if info.size > MAX_ELEMENTS or (want.fits is not None and not want.fits(info)):
         return False
-    return any(_is_kind(letter, info, gradient) for letter in want.kinds)
+    return any(
+        _KINDS[letter](info, gradient) if letter in _KINDS else info.kind == letter
+        for letter in want.kinds
+    )
 
 
 _KINDS: dict[str, Callable[[Info, bool], bool]] = {
@@ -185,10 +188,6 @@ _KINDS: dict[str, Callable[[Info, bool], bool]] = {
     "u": lambda info, gradient: info.kind == "i",
 }
 """The kinds that are not those of `Info.kind`."""
-
-
-def _is_kind(letter: str, info: Info, gradient: bool) -> bool:
-    return _KINDS[letter](info, gradient) if letter in _KINDS else info.kind == letter
 
 
 _DTYPES: dict[str, tuple[str, ...]] = {

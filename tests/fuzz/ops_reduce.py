@@ -34,14 +34,6 @@ def _windows(d: Draw) -> str:
     return f"{window}, {strides}, {padding if d.chance(0.7) else d.choice(('SAME', 'VALID'))!r}"
 
 
-def _dilated(d: Draw) -> str:
-    shape = d["a"].shape
-    return (
-        f"base_dilation={tuple(d.choice((1, 1, 2)) for _ in shape)},"
-        f" window_dilation={tuple(d.choice((1, 1, 2)) for _ in shape)}"
-    )
-
-
 _WINDOW = {"a": Want("k", 1, 3, fits=lambda i: i.dtype == "float32"), "window": _windows}
 _POOL = "lambda x: lax.reduce_window(x, -jnp.inf, lax.max, {window})"
 
@@ -194,7 +186,10 @@ OPS: tuple[Op, ...] = (
             "a": Want("si", 1, 3),
             "dtype": lambda d: d["a"].dtype,
             "window": _windows,
-            "dilated": _dilated,
+            "dilated": lambda d: (
+                f"base_dilation={tuple(d.choice((1, 1, 2)) for _ in d['a'].shape)},"
+                f" window_dilation={tuple(d.choice((1, 1, 2)) for _ in d['a'].shape)}"
+            ),
         },
         sums(lambda d: 27),
     ),

@@ -325,21 +325,14 @@ def test_a_part_that_is_taken_for_the_value_is_refused(mesh: Any):
     assert "adds a whole value to a partial one" in fault_of(shifted, mesh, x).title
 
 
-def weighed_by_index(h):
-    """Weighs the parts by the index of the device, so that the parts no longer add up."""
-    return lax.psum(h * (lax.axis_index("model") + 1.0), "model")
-
-
-def first_only(x):
-    """Differs by device."""
-    return x * (lax.axis_index("model") + 1.0)
-
-
 def test_a_region_that_depends_on_the_device_is_refused(mesh: Any):
     (x,) = arrays((8, 16))
-    found = fault_of(sbp.manual(weighed_by_index, in_types="model:P(sum)", out_types="B"), mesh, x)
+    # Weighs the parts by the index of the device, so that the parts no longer add up.
+    weighed = lambda h: lax.psum(h * (lax.axis_index("model") + 1.0), "model")
+    found = fault_of(sbp.manual(weighed, in_types="model:P(sum)", out_types="B"), mesh, x)
     assert "result 0 changes" in found.title
-    found = fault_of(lambda x: sbp.manual(first_only, "B", "B")(x), mesh, x)
+    by_device = lambda x: x * (lax.axis_index("model") + 1.0)
+    found = fault_of(lambda x: sbp.manual(by_device, "B", "B")(x), mesh, x)
     assert "differs between the devices of mesh axis `model` and is returned as B" in found.title
 
 

@@ -91,16 +91,14 @@ def test_each_process_gives_its_part(name: str):
     assert_shards(f(x), (X.sum(0), X[::-1]))
 
 
-def of_this_process(mesh):
-    """Equal arrays on devices of each process."""
-    return [jax.device_put(X, jax.local_devices()[k]) for k in (-1, 0)]
-
-
-def of_all_processes(mesh):
-    return [put(X, mesh, *spec) for spec in (("data",), (None, "model"), ("data",))]
-
-
-@pytest.mark.parametrize("make", [of_this_process, of_all_processes])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda mesh: [jax.device_put(X, jax.local_devices()[k]) for k in (-1, 0)],
+        lambda mesh: [put(X, mesh, *spec) for spec in (("data",), (None, "model"), ("data",))],
+    ],
+    ids=["of_this_process", "of_all_processes"],
+)
 def test_arrays_in_another_sharding_are_moved_with_one_warning(make):
     mesh = mesh_of("2x4")
     f = sbp.jit(times_two, mesh, in_types="model:S(0)")
@@ -407,10 +405,11 @@ def test_values_and_plans(mesh_name: str, name: str):
         step.kind for planned in plan.program.boxes() for step in planned.box.steps
     }
 
-    def fed(x, sharding):
-        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
-
-    args = jax.tree.map(fed, case.args, plan.in_shardings)
+    args = jax.tree.map(
+        lambda x, sharding: jax.make_array_from_callback(x.shape, sharding, lambda at: x[at]),
+        case.args,
+        plan.in_shardings,
+    )
     got = f(*args)
     assert_shards(got, want, exact=case.exact)
     for number in case.donate:
