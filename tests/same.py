@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import sbp
+from sbp import _jax
 
 
 def both(fn, mesh, **options):
@@ -55,6 +56,14 @@ def refused(said: str | None, call, *args, kind=Exception, **kwargs) -> sbp.SbpE
         call(*args, **kwargs)
     assert isinstance(caught.value, kind)
     return caught.value
+
+
+def equations_in(jaxpr):
+    """The equations of a jaxpr, those of nested ones included."""
+    for equation in _jax.open_jaxpr(jaxpr)[0].eqns:
+        yield equation
+        for inner in _jax.jaxprs_in(equation):
+            yield from equations_in(inner)
 
 
 def outcome(call) -> str:

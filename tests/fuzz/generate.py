@@ -43,6 +43,7 @@ from tests.fuzz.program import (
     reads,
 )
 from tests.hardware import SENDS_FREELY
+from tests.same import equations_in
 
 MESHES: tuple[tuple[int, ...], ...] = (
     (1,),
@@ -160,7 +161,7 @@ class Scope:
             replace(step, targets=targets, infos=infos, several=isinstance(result, tuple | list))
         )
         self.own += zip(targets, infos, strict=True)
-        found = primitives_of(jaxpr.jaxpr)
+        found = [equation.primitive.name for equation in equations_in(jaxpr)]
         self.equations += min(len(found), 5)  # a random number alone would be a program
         self.state.primitives |= set(found)
         for target, info in zip(targets, infos, strict=True):
@@ -317,20 +318,6 @@ def described(aval: Any) -> Info | None:
         if name in known
         else None
     )
-
-
-def primitives_of(jaxpr: Any) -> list[str]:
-    """Names of the primitives of a jaxpr, nested ones included, one for each equation."""
-    found: list[str] = []
-    for eqn in jaxpr.eqns:
-        found.append(eqn.primitive.name)
-        for param in jax.tree.leaves(
-            eqn.params, is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")
-        ):
-            inner = getattr(param, "jaxpr", param)
-            if hasattr(inner, "eqns"):
-                found += primitives_of(inner)
-    return found
 
 
 def generate(seed: int, policy: str | None = None, mesh: tuple[int, ...] | None = None) -> Program:

@@ -27,7 +27,7 @@ from sbp.moe.step import (
 )
 from tests.moe.steps import planned_step, run_step
 from tests.moe.test_model import MODEL, TRAIN, random_batch
-from tests.same import assert_close, refused
+from tests.same import assert_close, equations_in, refused
 
 MIXED = dataclasses.replace(MODEL, dtype="bfloat16")
 
@@ -175,19 +175,11 @@ def test_parameters_statistics_and_losses_have_the_dtype_of_the_policy(model, dt
 def test_products_take_bfloat16_alone():
     """All products of the forward pass but those of the two routers, tokens times [M, E]."""
     params, batch = init_params(jax.random.key(0), MIXED), random_batch(MIXED)
-    found = []
-
-    def look(jaxpr):
-        for equation in jaxpr.eqns:
-            if equation.primitive.name == "dot_general":
-                found.append([v.aval for v in (*equation.invars, *equation.outvars)])
-            for sub in jax.tree.leaves(
-                list(equation.params.values()), is_leaf=lambda p: hasattr(p, "jaxpr")
-            ):
-                if hasattr(sub, "jaxpr"):
-                    look(sub.jaxpr)
-
-    look(jax.make_jaxpr(lambda p: loss_fn(p, batch, MIXED)[0])(params).jaxpr)
+    found = [
+        [v.aval for v in (*equation.invars, *equation.outvars)]
+        for equation in equations_in(jax.make_jaxpr(lambda p: loss_fn(p, batch, MIXED)[0])(params))
+        if equation.primitive.name == "dot_general"
+    ]
     short = [avals for avals in found if {a.dtype for a in avals[:2]} == {jnp.dtype("bfloat16")}]
     others = [avals for avals in found if avals not in short]
     # Of a pair of layers 4 x 6 products of attention, with cross-attention twice as many, two of
