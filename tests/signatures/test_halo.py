@@ -137,16 +137,37 @@ def test_devices_fetch_what_they_need(seed):
     assert 1 < kinds["zeros"] < kinds["line"] < kinds["all"] - 3, kinds
 
 
-def test_what_is_sent():
-    """A window of three elements takes one from each neighbour; a reversal sends the shard once;
-    what stays is not sent."""
-    needs = (
-        Windows(size=64, out=64, low=1, window=3).need(8),
-        Windows(size=64, out=32, stride=2, window=2).need(8),
-        Need(64, 8, tuple(64 - 8 * (k + 1) for k in range(8)), 8),
-        Windows(size=64, out=63, low=-1).need(8),
-    )
-    assert [sent(need) for need in needs] == [(2, 2), (0, 0), (8, 1), (1, 1)]
+SENT = {
+    # Elements and rounds: a window of three elements takes one from each neighbor; a reversal sends
+    # the shard once; what stays is not sent.
+    "a window of three": (Windows(size=64, out=64, low=1, window=3).need(8), (2, 2)),
+    "windows side by side": (Windows(size=64, out=32, stride=2, window=2).need(8), (0, 0)),
+    "a reversal": (Need(64, 8, tuple(64 - 8 * (k + 1) for k in range(8)), 8), (8, 1)),
+    "all but the first": (Windows(size=64, out=63, low=-1).need(8), (1, 1)),
+    # Of shards of 8 elements, a roll by at most 8 sends `shift` elements in one round.
+    **{
+        f"a roll by {shift} on {n} devices": (
+            Pieces(8 * n, 8 * n, n, ((0, 8 * n - shift, shift), (shift, 0, 8 * n - shift))),
+            (shift, 1),
+        )
+        for n in (2, 4, 8)
+        for shift in (1, 3, 8)
+    },
+    # Of the first of two arrays with shards of 4 elements, two shards go to each device of the
+    # first half, so there are two rounds; device 0 of two devices has one of its two already.
+    **{
+        f"the first of two arrays on {n} devices": (
+            Pieces(4 * n, 8 * n, n, ((0, 0, 4 * n),)),
+            (4 * min(2, n - 1), min(2, n - 1)),
+        )
+        for n in (2, 4, 8)
+    },
+}
+
+
+@pytest.mark.parametrize(("need", "want"), SENT.values(), ids=list(SENT))
+def test_what_is_sent(need: Need | Pieces, want: tuple[int, int]):
+    assert sent(need) == want
 
 
 # ---- halo kernels --------------------------------------------------------------------------------
@@ -463,22 +484,6 @@ def test_rounds_deliver_the_pieces(seed: int):
                     source * need.chunk + r.first[source] + kept - r.place[target]
                 ]
         np.testing.assert_array_equal(got.ravel()[: need.out], want)
-
-
-@pytest.mark.parametrize("n", [2, 4, 8])
-@pytest.mark.parametrize("shift", [1, 3, 8])
-def test_a_roll_sends_what_changes_its_device(n: int, shift: int):
-    """Of shards of 8 elements, a roll by at most 8 sends `shift` elements in one round."""
-    size = 8 * n
-    need = Pieces(size, size, n, ((0, size - shift, shift), (shift, 0, size - shift)))
-    assert sent(need) == (shift, 1)
-
-
-@pytest.mark.parametrize("n", [2, 4, 8])
-def test_a_concatenation_sends_no_shard_more_than_needed(n: int):
-    """Of the first of two arrays with shards of 4 elements, two shards go to each device of the
-    first half, so there are two rounds; device 0 of two devices has one of its two already."""
-    assert sent(Pieces(4 * n, 8 * n, n, ((0, 0, 4 * n),))) == (4 * min(2, n - 1), min(2, n - 1))
 
 
 def test_joins_of_drawn_pieces():
