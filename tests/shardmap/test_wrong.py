@@ -29,7 +29,7 @@ HELPED = pairs((*PAIRED, *PLACED))
 """Pairs that say whether a help is expected."""
 
 NOTED_TWINS = {"experts_not_added", "picked_there", "sent_and_kept", "switch_not_back"}
-"""Pairs whose twins get a note: each device ranks its own tokens or has its own experts."""
+"""Pairs whose right program gets a note: each device ranks its own tokens or has other experts."""
 
 
 def jax_accepts(pair, which):
@@ -89,8 +89,7 @@ def test_the_twin_computes_what_is_meant_and_the_wrong_program_does_not(name):
 
 
 def test_jax_accepts_most_of_them():
-    """Why there is something to do: with check_vma=True, JAX itself has nothing against the
-    others."""
+    """With check_vma=True, JAX accepts the other wrong programs, so a checker is needed."""
     first, second = pairs(FIRST), pairs(SECOND)
     refused = {name for name in first if not jax_accepts(first[name], "wrong")}
     assert (len(first), refused) == (9, {"missing", "gathered_rows"})
@@ -110,8 +109,8 @@ def test_jax_accepts_most_of_them():
 
 
 # ---- right programs ------------------------------------------------------------------------------
-# Right programs get no error, and a note where they say so; what may be meant is said. Running
-# them shows that they are right.
+# Right programs get no error, and a note only where the table expects one. Running them shows that
+# they are right.
 
 
 PROGRAMS = programs((*RIGHT, *EVERYDAY, *PLACED_RIGHT))

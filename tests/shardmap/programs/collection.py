@@ -1,4 +1,4 @@
-"""All programs of the folder, by what the checker owes them."""
+"""All programs of the folder, grouped by the verdict that the checker must give."""
 
 from tests.shardmap.programs import everyday, faulty, right
 from tests.shardmap.programs.placed import accepted, idioms, positions, untuned
