@@ -1,6 +1,6 @@
-"""The training program in one process, on one device and without a plan.
-Kill processes that train, and compare what is left; limits of this process, in place of a disk
-without room."""
+"""Runs the training program in one process, on one device and without a plan. Kills processes that
+train, and compares the checkpoints that are left. A limit on the size of files stands for a full
+disk."""
 
 import io
 import os

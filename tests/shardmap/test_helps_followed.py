@@ -1,5 +1,5 @@
-"""Every help is followed by its edits, and nothing else is done: the source that comes of it
-computes what is meant, and the checker has nothing against it."""
+"""The test makes only the edits of each help. The edited source computes what the plain function
+computes, and the checker reports nothing about it."""
 
 import dataclasses
 import inspect
@@ -42,8 +42,8 @@ reference = lambda program: jax.tree.map(np.asarray, jax.jit(program.reference)(
 
 
 def check_helps(where, name, check_vma):
-    """Follows all helps of a program, each of which sees to all that is wrong with it; the number
-    of them."""
+    """Makes the edits of each help of a program, and checks that no fault is left. Returns the
+    number of helps."""
     table = "PAIRS" if hasattr(where, "PAIRS") else "PROGRAMS"
     wrong = getattr(where, table)[name]
     try:

@@ -48,19 +48,19 @@ WARNED = {
     ("zero_3", "psum and sliced from zero"),
     ("zero_3", "scattered along columns"),
 }
-"""Mistakes that a warning says: the program computes something else on one device, and no type
-shows why."""
+"""Mistakes that get a warning: the program computes another result on one device, but the types do
+not show why."""
 
 UNSEEN = {
     ("dropout_keys", "same key everywhere"),
     ("halo_convolution", "wraps around"),
     ("pipeline_of_layers", "collected one tick early"),
 }
-"""Mistakes that one device does not show: it draws other numbers, has a result of another shape, or
-makes the same mistake."""
+"""Mistakes that a run on one device does not show. The run draws other numbers, has a result of
+another shape, or makes the same mistake."""
 
 BY_NUMBERS = {"low_rank_adapter"}
-"""Right programs in which a number that is written down counts devices: a warning says which."""
+"""Right programs that write the number of devices as a number. A warning names the number."""
 
 WRONG = [(name, mistake) for name, case in CASES.items() for mistake in case.mistakes]
 

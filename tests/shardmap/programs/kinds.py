@@ -34,9 +34,9 @@ class Pair:
       wrong_outs: out_specs of the wrong program, where they differ.
       vma: the one setting of check_vma that the program is about; None for both.
       repaired: whether a help is expected.
-      notes: codes of notes that go with it.
-      severity: `warning` where it differs on one device for no reason that types show, `note` where
-          the program shows that this may be meant.
+      notes: codes of the notes that the report also has.
+      severity: `warning` if the result differs on one device and no type shows why; `note` if the
+          program gives a reason for the difference.
     """
 
     code: str
@@ -81,7 +81,7 @@ class Faulty:
       outs: out_specs.
       helped: whether a help is expected.
       vma: the settings of check_vma that the program is about.
-      outside: what is made of the region, such as its gradient.
+      outside: makes the program from the region, such as the region's gradient.
     """
 
     wrong: Callable[..., Any]
@@ -106,7 +106,7 @@ class Program:
       reference: the plain function.
       args: its arguments.
       vma: settings of check_vma under which it is right.
-      notes: codes of what the checker says that it cannot say.
+      notes: codes of the notes and warnings that the checker gives.
     """
 
     make: Callable[[bool], Callable[..., Any]]
