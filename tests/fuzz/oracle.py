@@ -1,10 +1,10 @@
 """The judgement of a program: `sbp.jit` on its mesh against `jax.jit` of the same function on one
 device.
 
-Exact values must be equal to the last bit, others within a tolerance that is relative to the
-largest element. Where they are not, the reference itself is run with every rounded value disturbed
-by about one rounding error: what moves by as much as the difference was decided by rounding, and is
-no fault of the plan.
+Exact values must be equal to the last bit. Other values must agree within a tolerance relative to
+the largest element. If they do not, the reference runs again with a change of about one rounding
+error in every rounded value. If this moves the result by as much as the difference, rounding caused
+the difference, and not the plan.
 """
 
 import signal

@@ -1,5 +1,5 @@
-"""Every broken program gets the right line, the smallest reason, and helps that do what they say;
-texts and HTML are golden."""
+"""For every broken program, sbp names the right line and a minimal reason, and each help does what
+its text says. Golden files hold the texts and the HTML."""
 
 import functools
 import re

@@ -1,5 +1,5 @@
-"""Programs in the style of the documentation of Flax, Equinox and Optax train on a 2x4 mesh under
-`sbp.jit` as they do under `jax.jit`."""
+"""Programs like those in the documentation of Flax, Equinox and Optax. On a 2x4 mesh they train the
+same under `sbp.jit` as under `jax.jit`."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,9 @@
-"""Random bodies of a `shard_map`: the checker rejects what is wrong and accepts what is right. A
-right body computes on n devices what it does on one.
+"""Random bodies of a `shard_map`: the checker rejects the wrong ones and accepts the right ones. A
+body is right if it computes the same result on n devices and on one.
 
-On one device every collective is the identity, so the body on an axis of size 1 and whole operands
-is the program that is meant. Devices are lanes of a `vmap`; nothing of the checker is used.
+On one device every collective is the identity, so the body on an axis of size 1 with whole operands
+gives the wanted result. The lanes of a `vmap` stand for the devices, so the test uses no code of
+the checker.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""Which gradients of hand-written programs are right: the checker says of every combination what
-running it shows.
+"""Which gradients of hand-written programs are right. For every combination, the checker's verdict
+agrees with a run on the devices.
 
 A loss is a mean or a sum over a device's samples, reduced or not before it is differentiated, and
 the gradient is reduced or not.
