@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.fuzz.program import FLOATS, INTEGERS, MANTISSA, Block, Info
+from tests.fuzz.program import FLOATS, INTEGERS, MANTISSA, Block, Info, fill
 
 SIZES = (1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 8, 12, 13, 16)
 MAX_ELEMENTS = 2048
@@ -152,13 +152,10 @@ def draw_op(op: Op, draw: Draw) -> tuple[str, tuple[tuple[str, str], ...]]:
                 draw.blocks[slot], draw.returned[slot] = draw.scope.block(want, draw)
             case _:
                 draw.params[slot] = want(draw)
-    text = op.text
-    for slot, value in draw.params.items():
-        text = text.replace("{" + slot + "}", value if isinstance(value, str) else repr(value))
+    text = fill(op.text, {k: v if isinstance(v, str) else repr(v) for k, v in draw.params.items()})
     if op.stops and draw.scope.gradient:
-        for slot, info in draw.infos.items():
-            if info.kind in "fc":
-                text = text.replace("{" + slot + "}", "lax.stop_gradient({" + slot + "})")
+        floats = [slot for slot, info in draw.infos.items() if info.kind in "fc"]
+        text = fill(text, {slot: f"lax.stop_gradient({{{slot}}})" for slot in floats})
     return text, tuple(draw.names.items())
 
 

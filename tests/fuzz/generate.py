@@ -31,6 +31,8 @@ from tests.fuzz.draw import (
     suits,
 )
 from tests.fuzz.program import (
+    FLOATS,
+    INTEGERS,
     Block,
     Info,
     Input,
@@ -38,6 +40,7 @@ from tests.fuzz.program import (
     Program,
     Step,
     block_lines,
+    fill,
     namespace,
     pruned,
     reads,
@@ -227,8 +230,8 @@ class Scope:
             self.outer += [(v.name, v.info) for v in self.state.inputs if v.name not in known]
         names = [n for n, _ in params]
         slots = {str(i): n for i, n in enumerate(names)}
-        takes = _filled(want.takes(draw), slots) if want.takes else ", ".join(names)
-        unpack = _filled(want.unpack(draw), slots) if want.unpack else ""
+        takes = fill(want.takes(draw), slots) if want.takes else ", ".join(names)
+        unpack = fill(want.unpack(draw), slots) if want.unpack else ""
         draw.params["outs"] = len(outputs)
         returns = (
             want.returns(draw)
@@ -285,12 +288,6 @@ class Scope:
         return target, wanted
 
 
-def _filled(text: str, slots: dict[str, str]) -> str:
-    for slot, name in slots.items():
-        text = text.replace("{" + slot + "}", name)
-    return text
-
-
 def struct(info: Info) -> jax.ShapeDtypeStruct:
     """The abstract value of an info."""
     dtype = jax.random.key(0).dtype if info.dtype == "key" else np.dtype(info.dtype)
@@ -300,22 +297,9 @@ def struct(info: Info) -> jax.ShapeDtypeStruct:
 def described(aval: Any) -> Info | None:
     """The info of an abstract value; None for dtypes that programs do without."""
     name = "key" if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) else str(aval.dtype)
-    known = (
-        "float32",
-        "bfloat16",
-        "float16",
-        "int32",
-        "int16",
-        "int8",
-        "uint32",
-        "uint8",
-        "bool",
-        "complex64",
-        "key",
-    )
     return (
         Info(tuple(aval.shape), name, weak=bool(getattr(aval, "weak_type", False)))
-        if name in known
+        if name in (*FLOATS, *INTEGERS, "bool", "complex64", "key")
         else None
     )
 
@@ -395,8 +379,7 @@ INNER: tuple[Op, ...] = tuple(
 )
 """Without the slow ones: a body may be compiled many times."""
 
-BY_NAME: dict[str, Op] = {op.name: op for op in ALL}
-assert len(BY_NAME) == len(ALL), "two operations of one name"
+assert len({op.name for op in ALL}) == len(ALL), "two operations of one name"
 
 
 # ---- annotations ---------------------------------------------------------------------------------

@@ -361,9 +361,8 @@ for y, z, exact in zip(whole, jax.tree.leaves(want), {exact}):
 
 def namespace(extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The names a program's source may use."""
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = dict(extra or {})
     exec(PRELUDE, names)
-    names.update(extra or {})
     return names
 
 
