@@ -72,7 +72,6 @@ class Case:
     """One program.
 
     Arguments:
-      name: its name.
       fn: the function.
       args: its arguments, equal in all processes.
       types: `in_types`.
@@ -81,7 +80,6 @@ class Case:
       sends: the kinds of conversions that its plan has.
     """
 
-    name: str
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     types: Any
@@ -120,7 +118,6 @@ def _training(axes: tuple[str, ...], batch: int, hidden: int) -> Case:
     split = {"w1": f"{model}:S(1)", "b1": None, "w2": f"{model}:S(0)"} if len(axes) > 1 else None
     rows = "data:S(0)"
     return Case(
-        f"train-{batch}-{hidden}",
         train_step,
         (params, state, numbers(batch, 12, seed=3), numbers(batch, 8, seed=4)),
         (split, None, rows, rows),
@@ -146,7 +143,7 @@ def _experts(axes: tuple[str, ...]) -> Case:
 
     args = numbers(8, 6, 5, seed=5), numbers(5, 8, seed=6), numbers(8, 5, 7, seed=7)
     kinds = frozenset({"all_to_all"})
-    return Case("experts", fn, args, (f"{axis}:S(0)", None, f"{axis}:S(0)"), sends=kinds)
+    return Case(fn, args, (f"{axis}:S(0)", None, f"{axis}:S(0)"), sends=kinds)
 
 
 def _loop(axes: tuple[str, ...]) -> Case:
@@ -162,7 +159,7 @@ def _loop(axes: tuple[str, ...]) -> Case:
 
         return jax.lax.scan(step, jnp.zeros(x.shape[1:]), x)
 
-    return Case("loop", fn, (numbers(5, 4, 16, seed=8), 0.2 * numbers(16, 16, seed=9)), None)
+    return Case(fn, (numbers(5, 4, 16, seed=8), 0.2 * numbers(16, 16, seed=9)), None)
 
 
 def _uneven(axes: tuple[str, ...]) -> Case:
@@ -176,7 +173,7 @@ def _uneven(axes: tuple[str, ...]) -> Case:
 
     draw = np.random.default_rng(10)
     args = tuple(draw.integers(-9, 9, shape, np.int32) for shape in ((13, 7), (7, 11)))
-    return Case("uneven", fn, args, None, exact=True)
+    return Case(fn, args, None, exact=True)
 
 
 def _random(axes: tuple[str, ...]) -> Case:
@@ -188,20 +185,19 @@ def _random(axes: tuple[str, ...]) -> Case:
         uneven = sbp.annotate(jax.random.randint(b, (13, 5), 0, 1000), **{axes[-1]: sbp.S(0)})
         return bits, uneven, jax.random.permutation(c, 24), jax.random.key_data(a)
 
-    return Case("random", fn, (np.uint32(7),), None, exact=True)
+    return Case(fn, (np.uint32(7),), None, exact=True)
 
 
 def cases(axes: tuple[str, ...]) -> dict[str, Case]:
     """The programs on a mesh with these axes, by name."""
-    every = (
-        _training(axes, 16, 16),
-        _training(axes, 13, 10),
-        _experts(axes),
-        _loop(axes),
-        _uneven(axes),
-        _random(axes),
-    )
-    return {case.name: case for case in every}
+    return {
+        "train-16-16": _training(axes, 16, 16),
+        "train-13-10": _training(axes, 13, 10),
+        "experts": _experts(axes),
+        "loop": _loop(axes),
+        "uneven": _uneven(axes),
+        "random": _random(axes),
+    }
 
 
 NAMES = tuple(cases(("data",)))
