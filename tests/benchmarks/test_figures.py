@@ -155,6 +155,9 @@ BOUNDS = {
 }
 
 
+UNSIGNED = PROGRAM.replace("BOUND", BOUNDS["unsigned"][0]).replace("TRIPS", "")
+
+
 @pytest.mark.parametrize("kind", BOUNDS)
 def test_a_loop_counts_once_per_trip(kind):
     bound, trips = BOUNDS[kind]
@@ -169,22 +172,19 @@ def test_a_loop_counts_once_per_trip(kind):
 
 
 def test_a_loop_without_a_bound_is_named():
-    bound = "%bound = u32[] get-tuple-element(%p), index=0"
-    text = PROGRAM.replace("BOUND", bound).replace("TRIPS", "")
+    text = PROGRAM.replace("BOUND", BOUNDS["known"][0]).replace("TRIPS", "")
     assert step_time(text, 2).unknown == ("trips of loop",)
     assert [c.executions for c in collectives(text, 2)] == [1]
 
 
 def test_cycles_that_the_compiler_does_not_know_are_named():
-    text = PROGRAM.replace("BOUND", BOUNDS["unsigned"][0]).replace("TRIPS", "")
-    text = text.replace('"estimated_cycles":"5"', f'"estimated_cycles":"{2**62}"')
+    text = UNSIGNED.replace('"estimated_cycles":"5"', f'"estimated_cycles":"{2**62}"')
     assert step_time(text, 2).unknown == ("cycles of last",)
 
 
 def test_cycles_of_products_are_those_of_fusions_that_hold_one():
     """Seven turns of a fusion of ten cycles; an operation of five beside it holds none."""
-    text = PROGRAM.replace("BOUND", BOUNDS["unsigned"][0]).replace("TRIPS", "")
-    text = text.replace("fusion(%out), kind=kLoop, calls=%add", "copy(%out)")
+    text = UNSIGNED.replace("fusion(%out), kind=kLoop, calls=%add", "copy(%out)")
     assert step_time(text, 2).products == 0
     product = "  %m = f32[] convolution(%a, %b), dim_labels=b_io->bf\n  ROOT %sum"
     assert step_time(text.replace("  ROOT %sum", product), 2).products == 7 * 10
@@ -192,8 +192,6 @@ def test_cycles_of_products_are_those_of_fusions_that_hold_one():
 
 def test_a_turn_of_a_collective_matmul_makes_several_steps():
     """Four permutes in the body are two steps each way."""
-    condition = "windowed_dot_general_cond_ag.1"
-    body = "windowed_dot_general_body_ag.1"
     permutes = "\n".join(
         f"  %permute.{k} = f32[8,4]{{1,0}} collective-permute(%x), source_target_pairs=PAIRS"
         for k in range(4)
@@ -201,7 +199,8 @@ def test_a_turn_of_a_collective_matmul_makes_several_steps():
     permutes = permutes.replace("PAIRS", "{{0,1},{1,0}}")
     reduce = next(line for line in PROGRAM.splitlines() if " all-reduce(" in line)
     text = PROGRAM.replace("BOUND", "%bound = s32[] constant(8)").replace("TRIPS", "")
-    text = text.replace("%cond", f"%{condition}").replace("%body", f"%{body}")
+    for name in ("cond", "body"):
+        text = text.replace(f"%{name}", f"%windowed_dot_general_{name}_ag.1")
     text = text.replace(reduce, permutes + "\n  %r = f32[8,4]{1,0} copy(%permute.3)")
     assert [c.executions for c in collectives(text, 2)] == [4] * 4
 
