@@ -59,7 +59,6 @@ class Routed(NamedTuple):
 
     combine: jax.Array
     dispatch: jax.Array
-    aux: jax.Array
     losses: RouterLosses
     metrics: GatingMetrics
 
@@ -92,7 +91,7 @@ def routed(
     )
     gating = route(seen, capacity, cfg)
     combine, dispatch = gating.slots()
-    return Routed(combine, dispatch, gating.losses.balance, gating.losses, gating.metrics)
+    return Routed(combine, dispatch, gating.losses, gating.metrics)
 
 
 def assert_same_counts(got: GatingMetrics, want: GatingMetrics) -> None:

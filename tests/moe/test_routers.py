@@ -85,7 +85,9 @@ def test_equals_a_loop_over_tokens(name, k, sizes, options):
         for g, want in enumerate(found):
             np.testing.assert_array_equal(got.dispatch[g], want.dispatch)
             np.testing.assert_allclose(got.combine[g], want.combine, atol=1e-6)
-        np.testing.assert_allclose(got.aux, np.mean([want.loss for want in found]), rtol=1e-5)
+        np.testing.assert_allclose(
+            got.losses.balance, np.mean([want.loss for want in found]), rtol=1e-5
+        )
         logits, mask = made["logits"].astype(np.float64), made["mask"]
         squares = np.log(np.exp(logits).sum(-1)) ** 2
         z = np.mean([rows[real].mean() for rows, real in zip(squares, mask, strict=True)])
@@ -150,7 +152,7 @@ def test_losses_of_an_even_load(name, k, scale, loss):
     """G7, G14, B9: shares add up to 1, not to k; equal importance does not vary."""
     noise = EVEN if name == "noisy_top_k" else None
     found = routed(EVEN, 8, noise=noise, router=name, experts_per_token=k, aux_scale=scale)
-    np.testing.assert_allclose(found.aux, loss, rtol=1e-6, atol=1e-6 * (loss == 0))
+    np.testing.assert_allclose(found.losses.balance, loss, rtol=1e-6, atol=1e-6 * (loss == 0))
     assert found.losses.z == 0
 
 
@@ -165,7 +167,7 @@ def test_the_auxiliary_loss_evens_out_the_load():
         load = np.bincount(np.argmax(np.asarray(x) @ np.asarray(w), -1).ravel(), minlength=6)
         return load.std() / load.mean()
 
-    slope = jax.jit(jax.grad(lambda w: routed(jnp.einsum("gsm,me->gse", x, w), 128).aux))
+    slope = jax.jit(jax.grad(lambda w: routed(jnp.einsum("gsm,me->gse", x, w), 128).losses.balance))
     first = jnp.asarray(rng.standard_normal((8, 6)) / 2, jnp.float32)
     found = {}
     for way in (1, -1):
@@ -217,7 +219,7 @@ def test_capacity_of_nothing_is_refused(call, said):
 
 def test_a_group_of_padding_alone_is_finite():
     got = routed(jnp.zeros((1, 4, 3)), 2, mask=jnp.zeros((1, 4), bool))
-    assert float(got.aux) == 0 and (np.asarray(got.combine) == 0).all()
+    assert float(got.losses.balance) == 0 and (np.asarray(got.combine) == 0).all()
 
 
 @pytest.mark.parametrize("name", ROUTERS)
