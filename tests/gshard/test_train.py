@@ -213,15 +213,6 @@ DESCRIPTION = describe(MODEL, TRAIN, generate(TRAIN).digest)
 ANOTHER = {**DESCRIPTION, "model": {**DESCRIPTION["model"], "experts": 4}}
 
 
-def is_a_file(folder):
-    folder.write_text("mine")
-
-
-def is_in_no_folder(folder):
-    """Nobody can make folders here, not even root."""
-    folder.symlink_to("/proc/1/run")
-
-
 def has_a_file_for_checkpoints(folder):
     folder.mkdir()
     (folder / "checkpoints").write_text("mine")
@@ -245,12 +236,22 @@ def has_another_vocabulary(folder):
 
 
 FOLDERS = {
-    is_a_file: "cannot write to {}: File exists. Free disk space, fix the folder",
-    is_in_no_folder: "cannot write to {}: ",
-    has_a_file_for_checkpoints: "cannot write to {}/checkpoints: ",
-    is_full: "cannot write to {}/source.model: No space left on device. Free disk space",
-    has_another_model: "{} holds a run of another configuration",
-    has_another_vocabulary: "the checkpoints in {} were made with another vocabulary source and",
+    "is_a_file": (
+        lambda folder: folder.write_text("mine"),
+        "cannot write to {}: File exists. Free disk space, fix the folder",
+    ),
+    # Nobody can make folders here, not even root.
+    "is_in_no_folder": (lambda folder: folder.symlink_to("/proc/1/run"), "cannot write to {}: "),
+    "has_a_file_for_checkpoints": (has_a_file_for_checkpoints, "cannot write to {}/checkpoints: "),
+    "is_full": (
+        is_full,
+        "cannot write to {}/source.model: No space left on device. Free disk space",
+    ),
+    "has_another_model": (has_another_model, "{} holds a run of another configuration"),
+    "has_another_vocabulary": (
+        has_another_vocabulary,
+        "the checkpoints in {} were made with another vocabulary source and",
+    ),
 }
 
 
@@ -263,13 +264,13 @@ def contents(folder):
     return {path: path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("make", FOLDERS, ids=lambda make: make.__name__)
-def test_a_run_is_refused_before_its_first_step(make, tmp_path, command):
+@pytest.mark.parametrize(("make", "said"), FOLDERS.values(), ids=list(FOLDERS))
+def test_a_run_is_refused_before_its_first_step(make, said, tmp_path, command):
     folder = tmp_path / "run"
     make(folder)
     before = contents(folder)
     shown = command("train", "--preset", "tiny-test", "--workdir", str(folder), status=2)
-    assert shown.err.startswith(f"error[bad-checkpoint]: {FOLDERS[make].format(folder)}")
+    assert shown.err.startswith(f"error[bad-checkpoint]: {said.format(folder)}")
     assert "Traceback" not in shown.err and "planned" not in shown.out
     assert contents(folder) == before
 
