@@ -205,7 +205,7 @@ def traced_call(
         mesh=spec,
         demand=demand,
         boxing=options.boxing,
-        axis_policies=tuple(map(options.axis_policies.get, spec.names))
+        axis_policies=tuple(options.axis_policies.get(name) for name in spec.names)
         if options.axis_policies
         else (),
         budgets=options.budgets,

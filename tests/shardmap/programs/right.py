@@ -428,7 +428,7 @@ EXPERTS = {
     ),
     "moe_gradient": Program(
         outer_grad(
-            lambda *args: lax.pmean(moe_loss(*args, exchanged), "model"),
+            lambda *args: lax.pmean(moe_loss(*args, layer=exchanged), "model"),
             (PS("model"), PS(), PS("model"), PS("model")),
             PS(),
             (0, 1, 2, 3),

@@ -48,8 +48,8 @@ def attention_by_heads(q, k, v):
     comes back is weighed by what stayed."""
     at = places(q)
     q, k = turned(q, at), turned(k, at)
-    by_head = [lax.all_to_all(x, "model", 1, 0, tiled=True) for x in (q, k, v)]
-    out = attended(*by_head, jnp.arange(by_head[0].shape[0]))
+    heads_q, heads_k, heads_v = (lax.all_to_all(x, "model", 1, 0, tiled=True) for x in (q, k, v))
+    out = attended(heads_q, heads_k, heads_v, jnp.arange(heads_q.shape[0]))
     return q * lax.all_to_all(out, "model", 0, 1, tiled=True)
 
 

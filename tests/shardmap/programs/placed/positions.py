@@ -77,7 +77,9 @@ def sent(x, router, up, down, there=lambda x: x, back=lambda x: x):
 
 
 def sent_to_experts(back):
-    return lambda *args: sent(*args, lambda x: lax.all_to_all(x, "model", 0, 1, tiled=True), back)
+    return lambda *args: sent(
+        *args, there=lambda x: lax.all_to_all(x, "model", 0, 1, tiled=True), back=back
+    )
 
 
 def sent_reference(x, *weights):

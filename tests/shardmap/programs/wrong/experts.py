@@ -23,7 +23,7 @@ def experts(dispatch, combine, x, w_in, w_out, exchange=lambda tokens, *dims: to
 
 
 def exchanged(*args):
-    return experts(*args, lambda x, *dims: lax.all_to_all(x, "model", *dims, tiled=True))
+    return experts(*args, exchange=lambda x, *dims: lax.all_to_all(x, "model", *dims, tiled=True))
 
 
 TOKENS_SPLIT = (PS("model"), PS("model"), PS("model"), PS("model"), PS("model"))
