@@ -278,8 +278,7 @@ normed = lambda x: x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
 
 def sequence_parallel(x, w1, w2):
     """Tokens are split outside of the two products, features inside."""
-    h = lax.all_gather(normed(x), "model", axis=0, tiled=True)
-    y = jax.nn.gelu(h @ w1) @ w2
+    y = jax.nn.gelu(lax.all_gather(normed(x), "model", axis=0, tiled=True) @ w1) @ w2
     return x + lax.psum_scatter(y, "model", scatter_dimension=0, tiled=True)
 
 
@@ -407,8 +406,7 @@ def exchanged_tokens(x, wg, w_in, w_out):
     d = jnp.einsum("sec,sm->ecm", (combine > 0).astype(x.dtype), x)
     d = lax.all_to_all(d, "model", 0, 1, tiled=True)
     o = jnp.einsum("ech,ehm->ecm", jax.nn.relu(jnp.einsum("ecm,emh->ech", d, w_in)), w_out)
-    o = lax.all_to_all(o, "model", 1, 0, tiled=True)
-    return jnp.einsum("sec,ecm->sm", combine, o)
+    return jnp.einsum("sec,ecm->sm", combine, lax.all_to_all(o, "model", 1, 0, tiled=True))
 
 
 def moe_tokens_reference(x, wg, w_in, w_out):
@@ -466,8 +464,7 @@ def adam_split(w, m, v, x, y):
     m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
     rows = m.shape[0]
     mine = lax.dynamic_slice_in_dim(w, lax.axis_index("data") * rows, rows)
-    mine = mine - 0.1 * m / (jnp.sqrt(v) + 1e-8)
-    return lax.all_gather(mine, "data", tiled=True), m, v
+    return lax.all_gather(mine - 0.1 * m / (jnp.sqrt(v) + 1e-8), "data", tiled=True), m, v
 
 
 def accumulated(w, x, y):

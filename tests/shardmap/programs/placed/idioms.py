@@ -76,8 +76,7 @@ def scattered(exchange, back):
         chosen = jax.nn.one_hot(expert, E, dtype=jnp.int32)
         place = ((jnp.cumsum(chosen, 0) - chosen) * chosen).sum(-1)
         slots = jnp.zeros((E, ROOM, D)).at[expert, place].add(x, mode="drop")
-        slots = exchange(slots)
-        done = back(jnp.tanh(jnp.einsum("ecd,edh->ech", slots, w)))
+        done = back(jnp.tanh(jnp.einsum("ecd,edh->ech", exchange(slots), w)))
         return done.at[expert, place].get(mode="fill", fill_value=0.0)
 
     return body

@@ -65,8 +65,7 @@ def finite_step(w, x, y):
 
 def unshifted(logits):
     own = logits.max(-1, keepdims=True)
-    total = jnp.exp(logits - own).sum(-1)
-    return jnp.log(lax.psum(total, "model")) + lax.pmax(own, "model")[:, 0]
+    return jnp.log(lax.psum(jnp.exp(logits - own).sum(-1), "model")) + lax.pmax(own, "model")[:, 0]
 
 
 def shifted(logits):

@@ -72,8 +72,7 @@ def summed_in_loop(us, v):
 def summed_after_loop(us, v):
     body = lambda total, u: (total + u @ v, None)
 
-    total = lax.scan(body, jnp.zeros((us.shape[1], v.shape[1])), us)[0]
-    return lax.psum(total, "model")
+    return lax.psum(lax.scan(body, jnp.zeros((us.shape[1], v.shape[1])), us)[0], "model")
 
 
 PAIRS = {

@@ -57,8 +57,9 @@ def cross_entropy_reference(logits, labels):
 
 def argmax(logits):
     best, at = logits.max(-1), jnp.argmax(logits, -1) + lax.axis_index("model") * logits.shape[1]
-    top = lax.pmax(best, "model")
-    return lax.pmin(jnp.where(best == top, at, logits.shape[1] * N_MODEL), "model")
+    return lax.pmin(
+        jnp.where(best == lax.pmax(best, "model"), at, logits.shape[1] * N_MODEL), "model"
+    )
 
 
 def own_lookup(table, ids):
