@@ -3,6 +3,7 @@ the primitives without a rule.
 
 Importing `sbp.signatures.families` fills the registry."""
 
+import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -514,17 +515,15 @@ def rule(
                     f" {file}"
                 )
             known = traits if isinstance(traits, Traits) else traits(name)
-            add_rule(
-                Rule(
-                    name=name,
-                    rows=lambda op: tuple(dict.fromkeys((all_b(op), *rows(op)))),
-                    traits=known,
-                    **fields,
-                )
-            )
+            all_rows = functools.partial(_with_all_b, rows)
+            add_rule(Rule(name=name, rows=all_rows, traits=known, **fields))
         return rows
 
     return enter
+
+
+def _with_all_b(rows: Callable[[Op], Sequence[Row]], op: Op) -> tuple[Row, ...]:
+    return tuple(dict.fromkeys((all_b(op), *rows(op))))
 
 
 @takes("signatures.all_b", op=Kind("an Op", lambda x: isinstance(x, Op)))
