@@ -249,11 +249,7 @@ def takes(
         def checked(*args: Params.args, **kwargs: Params.kwargs) -> Result:
             for hinted in hints.keys() & kwargs.keys():
                 raise ArgumentTypeError(f"{name} takes no {hinted}=: {hints[hinted]}")
-            positional: Any = args
-            named: Any = kwargs
-            if correcting.value is not None:
-                rest, named = _corrected(args[skip:], kwargs)
-                positional = (*args[:skip], *rest)
+            positional, named = _corrected(args, kwargs, skip)
             for parameter, value in _arguments(name, signature, positional[skip:], named):
                 if parameter in kinds and not kinds[parameter].accepts(value):
                     raise kinds[parameter].refusal(name, parameter, value)
@@ -265,16 +261,17 @@ def takes(
     return decorated
 
 
-def _corrected(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments of a call of the user, corrected where it is the call with a slip."""
-    frames = traceback.walk_stack(inspect.currentframe())
-    frame = next((frame for frame, _ in frames if is_users(frame)), None)
+def _corrected(args: Any, kwargs: Any, skip: int) -> tuple[Any, Any]:
+    """The arguments of a call of the user, corrected where it is the call with a slip. The first
+    `skip` arguments stay."""
     correction = correcting.value
+    frames = traceback.walk_stack(inspect.currentframe()) if correction is not None else ()
+    frame = next((frame for frame, _ in frames if is_users(frame)), None)
     if frame is None or not correction.holds_at(frame.f_code.co_filename, frame.f_lineno):
         return args, kwargs
     renames = isinstance(correction.right, str)
     named = {correction.of(k) if renames else k: correction.of(v) for k, v in kwargs.items()}
-    return tuple(map(correction.of, args)), named
+    return (*args[:skip], *map(correction.of, args[skip:])), named
 
 
 _SEARCH = ("sbp.infer.", "sbp.signatures.")
