@@ -46,16 +46,16 @@ class Leaf:
       name: the user's name of it, such as `params['w']`.
       aval: its global shape and dtype.
       type: its type; None leaves it free.
-      source: of an argument, what asks for its type.
-      pin: its type inside of the program, where that is another one than at the boundary.
-      padded: whether it is held as `sbp.Padded`, so that its splits need not divide.
-      memory: the kind of memory; None where it is not said. Of an argument of a call, the kind in
-        which it arrives; None for the device's own.
+      source: what asks for the type of an argument.
+      pin: its type inside the program, if that differs from the type at the boundary.
+      padded: whether it is held as `sbp.Padded`. Its splits then need not divide.
+      memory: the kind of memory that the user asks for, or None. For an argument of a call, the
+        kind of memory in which it arrives; None for the device's own.
       spec: the `PartitionSpec` that the user wrote for the type; None for another form.
-      in_host: whether the function gets an argument as a value in host memory. It gets one in
-        device memory where the argument is no JAX array yet, as with `jax.jit`.
-      struct: of an argument that the user gave as a ShapeDtypeStruct, that.
-      donated: of an argument, whether the call takes it.
+      in_host: whether the function gets an argument as a value in host memory. As with `jax.jit`,
+        an argument that is no JAX array yet is a value in device memory.
+      struct: the ShapeDtypeStruct that the user gave as an argument; None for an array.
+      donated: whether the call takes an argument by donation.
     """
 
     path: KeyPath
