@@ -87,8 +87,8 @@ class Parameters:
     def of(
         cls, fn: Callable[..., Any], static: tuple[Numbers, Names], donated: tuple[Numbers, Names]
     ) -> "Parameters":
-        """Reads the options of `sbp.jit` as `jax.jit` does: of a number follows the name, and of a
-        name the number, where only one of the two is given.
+        """Reads the options of `sbp.jit` as `jax.jit` does: if you give only numbers, it derives
+        the names, and if you give only names, it derives the numbers.
 
         Arguments:
           fn: the function.
@@ -138,8 +138,8 @@ def sentence(error: Exception) -> str:
 
 
 def refuse_taken(flat: Sequence[Any], names: Sequence[str], donated: Sequence[int]) -> None:
-    """Refuses shapes, deleted arrays, and a donated array that is another argument too. On several
-    devices JAX would end the process for such an array.
+    """Refuses shapes, deleted arrays, and a donated array that the call passes twice. On several
+    devices, JAX would end the process for such an array.
 
     Arguments:
       flat: the arguments.
@@ -190,8 +190,8 @@ path in the arguments, the node, and its leaves by their paths in the node."""
 
 
 def custom_nodes(arguments: Any) -> Iterator[Held]:
-    """The outermost custom nodes, but for those that give other leaves each time that they are
-    flattened."""
+    """The outermost custom nodes. A node whose leaves change each time that it is flattened is left
+    out."""
     for path, node in jax.tree_util.tree_leaves_with_path(arguments, is_leaf=_is_custom):
         if _is_custom(node):
             leaves, again = _leaves_of(node), _leaves_of(node)
@@ -234,7 +234,7 @@ def _is_custom(x: Any) -> bool:
 
 
 def _leaves_of(node: Any) -> dict[KeyPath, Any] | None:
-    """The leaves of a node by path; None where it has become what does not flatten."""
+    """The leaves of a node by path; None if JAX can no longer flatten the node."""
     try:
         return dict(jax.tree_util.tree_flatten_with_path(node)[0])
     except (TypeError, ValueError, AttributeError):
@@ -470,7 +470,7 @@ class CallReader:
         return (*map(self._argument_name, range(len(args))), *(f"{k}=.." for k in sorted(kwargs)))
 
     def _leaf(self, path: KeyPath, name: str, x: Any) -> Leaf:
-        """An argument as it arrives, with the type that it has already."""
+        """An argument with the type that it already has when it arrives."""
         # The inputs of a saved plan lie where that plan says.
         is_pin = self.options.plan is None or isinstance(x, Partial)
         return Leaf(
