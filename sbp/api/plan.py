@@ -593,12 +593,12 @@ _HEAD = "sbp plan, for assert_plan_unchanged; form 1"
 def assert_plan_unchanged(
     plan: Plan, file: str | os.PathLike[str], *, update: bool = False
 ) -> None:
-    """Compares a plan with the one that a file tells of, for tests: an edit that makes a step send
-    more is seen where it is made.
+    """Compares a plan with the plan in a file. In a test, it shows the edit that makes a step send
+    more.
 
-    The file has, as text, the mesh, the strategy of each mesh axis, the bytes that one device sends
-    and holds, the types of inputs and outputs, and the collectives with the code that they are for.
-    It has no line numbers and no times. The environment variable `SBP_UPDATE_PLANS=1`
+    The file is text. It has the mesh, the strategy of each mesh axis, the bytes that one device
+    sends and holds, the types of inputs and outputs, and the collectives with the code that they
+    are for. It has no line numbers and no times. The environment variable `SBP_UPDATE_PLANS=1`
     writes it, as `update` does.
 
     Arguments:
@@ -607,7 +607,7 @@ def assert_plan_unchanged(
       update: write the file in place of the comparison.
 
     Raises:
-      AssertionError: where they differ, with the lines that do; and where the file is missing.
+      AssertionError: if the plans differ, with the lines that differ; and if the file is missing.
       SbpError: `saved-plan` for a file that is not one of these, or cannot be read or written.
 
     >>> import jax, sbp, tempfile
@@ -646,7 +646,7 @@ def assert_plan_unchanged(
 
 
 def _lines(plan: Plan) -> Iterator[str]:
-    """The plan as the file tells it."""
+    """The lines of the file for a plan."""
     program = plan.program
     yield from (
         _HEAD,
