@@ -200,8 +200,8 @@ class _Derivative:
         return self._pulls[given](*residuals, *self._placed([cotangents[k] for k in given], types))
 
     def _placed(self, arrays: Sequence[Any], types: Sequence[NdSbp | None]) -> list[Any]:
-        """Arrays where plans take them. JAX then knows the devices, too, for which it does not look
-        into the primitive below."""
+        """Arrays in the places where plans take them. So JAX knows the devices, which it does not
+        look up inside the primitive below."""
         if not isinstance(self._reader.mesh, Mesh) or _jax.is_mapped(arrays):
             return list(arrays)
         return list(map(jax.device_put, arrays, _shardings(arrays, types, self._reader.mesh)))
@@ -230,8 +230,8 @@ class _Derivative:
         self._sources: list[Any] = [
             at.get(id(c)) if isinstance(c, _jax.Tracer) else c for c in consts
         ]
-        """Of each residual the position of the argument that it is, None for a value that `forward`
-        returns, or the constant that it is."""
+        """For each residual: the position of an argument, a constant, or None for a value that
+        `forward` returns."""
         residuals = [
             (s if _is_residual(s) else "a constant", jnp.shape(c), c.dtype)
             for s, c in zip(self._sources, consts, strict=True)
