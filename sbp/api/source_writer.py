@@ -38,11 +38,11 @@ from sbp.trace.equations import Bodies, RepeatedBlock, bodies_of, in_blocks, is_
 from sbp.trace.graph import Node
 
 INLINE = 3
-"""The largest number of operations of one instruction that are written where it runs; more are a
-function."""
+"""If an instruction has at most so many operations, they are written where it runs. Otherwise they
+are a function."""
 
 WIDTH = 120
-"""Columns of a line with its comment; the comment of a longer one stands above."""
+"""Columns of a line with its comment. The comment of a longer line stands above the line."""
 
 NESTED = 80
 """Columns of the longest expression that is written where its value is read."""
@@ -264,8 +264,8 @@ class SourceWriter(Tracing):
         }
 
     def line(self, eqn: Any) -> Any:
-        """The line of the user that an equation is written for, one value for all operations that
-        no instruction is; None for an equation that may not be part of a longer expression."""
+        """The line of the user that an equation is written for; one value for all operations that
+        are no instructions. None for an equation that may not be part of a longer expression."""
         if isinstance(eqn, RepeatedBlock):
             return None
         form = bodies_of(eqn, self.mesh.hardware.platform).form
@@ -361,7 +361,7 @@ class SourceWriter(Tracing):
         return text, alone
 
     def value(self, atom: Any, scope: _FunctionNames) -> Any:
-        """What a variable stands for: an expression or a literal."""
+        """The expression or the literal that a variable stands for."""
         return atom if is_literal(atom) else scope.values[atom]
 
     # ---- calls ----------------------------------------------------------------------------------
