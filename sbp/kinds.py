@@ -366,8 +366,8 @@ def check_alive(x: Any, what: str) -> None:
 
 
 def takes_no_such_call(error: TypeError) -> bool:
-    """Whether a call itself failed, and no line of the user's ran: the callee, or the function that
-    JAX wraps in it, takes other arguments. To be asked in the frame that calls."""
+    """Whether a call failed before a line of the user ran, because the callee, or the function that
+    JAX wraps in it, takes other arguments. The frame that makes the call has to ask this."""
     if error.__traceback__ is None or error.__traceback__.tb_next is None:
         return error.__traceback__ is not None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__.tb_next)]
@@ -434,8 +434,8 @@ def paths_of(tree: Any, what: str, is_leaf: IsLeaf = None) -> tuple[list[tuple[A
 
 
 def _flattened(flatten: Callable[..., Any], tree: Any, what: str, is_leaf: IsLeaf) -> Any:
-    """What a function of JAX makes of a pytree. Calls of plans flatten their arguments without
-    `is_leaf`; then JAX's own error for a tree without an end can be caught."""
+    """The result of a function of JAX for a pytree. Calls of plans flatten their arguments without
+    `is_leaf`. Then sbp can catch the error of JAX for a tree without an end."""
     try:
         if is_leaf is not None or flatten is not jax.tree.flatten:
             _refuse_endless(tree)
