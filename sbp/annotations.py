@@ -388,8 +388,14 @@ def shard(x: Any, device_assignment: Any) -> Any:
             " agree",
             code="bad-placement",
         )
-    nested = (tuple(ids.shape), tuple(int(i) for i in ids.ravel()))
-    return bind_pin(x, Pin(NdSbp(), complete=True, device_assignment=nested))
+    return bind_pin(
+        x,
+        Pin(
+            NdSbp(),
+            complete=True,
+            device_assignment=(tuple(ids.shape), tuple(int(i) for i in ids.ravel())),
+        ),
+    )
 
 
 def as_array(x: Any, what: str) -> Any:

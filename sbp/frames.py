@@ -60,8 +60,9 @@ def around_users_function(error: BaseException) -> TracebackType | None:
     own = [n for n, t in enumerate(frames) if _is_own(t.tb_frame)]
     if _shows_all_frames() or not any(is_users(t.tb_frame) for t in frames[own[-1] + 1 :]):
         return error.__traceback__
-    between = range(own[0], own[-1] + 1)
-    return _traceback(t for n, t in enumerate(frames) if n not in between or is_users(t.tb_frame))
+    return _traceback(
+        t for n, t in enumerate(frames) if not own[0] <= n <= own[-1] or is_users(t.tb_frame)
+    )
 
 
 def _shows_all_frames() -> bool:

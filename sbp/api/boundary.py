@@ -99,8 +99,11 @@ class Leaf:
 
     def with_type(self, t: NdSbp | None) -> "Leaf":
         """The same with a type. A spec stays where the type is the one that it says."""
-        same = t == self.type and not self.partial and not self.padded
-        return replace(self, type=t, spec=self.spec if same else None)
+        return replace(
+            self,
+            type=t,
+            spec=None if t != self.type or self.partial or self.padded else self.spec,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

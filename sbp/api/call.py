@@ -462,8 +462,16 @@ class CallReader:
             tuple(leaf.demand for leaf in leaves),
             _jax.trace_key(),
         )
-        own = self.arguments(args, kwargs)
-        return CallSignature(key=key, tree=tree, leaves=leaves, call=call, arguments=own), arrays
+        return (
+            CallSignature(
+                key=key,
+                tree=tree,
+                leaves=leaves,
+                call=call,
+                arguments=self.arguments(args, kwargs),
+            ),
+            arrays,
+        )
 
     def arguments(self, args: Sequence[Any], kwargs: Iterable[str]) -> tuple[str, ...]:
         """The names of the arguments of a call, as `CallSignature` has them."""

@@ -231,8 +231,10 @@ class Jitted:
         has the attributes of a `jax.stages.Traced`, too."""
         numbers, names = self.options.parameters.static
         jitted = jax.jit(self, static_argnums=numbers, static_argnames=names)
-        staged = functools.partial(jitted.trace, *args, **kwargs)
-        return replace(traced_call(*self._read(args, kwargs)), staged=staged)
+        return replace(
+            traced_call(*self._read(args, kwargs)),
+            staged=functools.partial(jitted.trace, *args, **kwargs),
+        )
 
     @public
     def plan(self, *args: Any, **kwargs: Any) -> Plan:

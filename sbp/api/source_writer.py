@@ -520,8 +520,10 @@ class SourceWriter(Tracing):
             case "fold":
                 count, combine = len(ins) // 2, self.function(inner.jaxprs[0], "combine")
                 both = _one_result(eqn, f"{combine}(*a, *b)", "a, b")
-                arrays = f"{tuple_text(ins[:count])}, {tuple_text(ins[count:])}"
-                return f"lax.reduce({arrays}, {both}, {text_of(eqn.params['dimensions'])})", False
+                return (
+                    f"lax.reduce({tuple_text(ins[:count])}, {tuple_text(ins[count:])}, {both},"
+                    f" {text_of(eqn.params['dimensions'])})"
+                ), False
             case "region":
                 return self.sharded(eqn.params, inner, ins), True
             case _:

@@ -270,10 +270,12 @@ def priced_constraints(call: SizedCall, terms: Sequence[str], program: Program, 
     """
     terms = call.scope.with_terms(terms)
     edits: tuple[Edit, ...] = sizes_edits(call.reader.options.at, call.scope.names, terms)
-    option = OptionEdit(option="constraints", value=terms, function="jax.export.symbolic_shape")
     quoted = ", ".join(f'"{t}"' for t in terms)
     return help_with_price(
-        f"make the sizes with constraints=[{quoted}]: {then}", edits or (option,), program
+        f"make the sizes with constraints=[{quoted}]: {then}",
+        edits
+        or (OptionEdit(option="constraints", value=terms, function="jax.export.symbolic_shape"),),
+        program,
     )
 
 

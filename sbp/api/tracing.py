@@ -241,8 +241,9 @@ def _laid_out(leaf: Leaf, explicit: AbstractMesh | None) -> jax.ShapeDtypeStruct
         and leaf.source != "in_types"
         and not (leaf.padded or t.is_partial)
     ):
-        split = spec_of(t, explicit, aval.ndim)
-        return aval.update(sharding=NamedSharding(explicit, split, memory_kind=kind))
+        return aval.update(
+            sharding=NamedSharding(explicit, spec_of(t, explicit, aval.ndim), memory_kind=kind)
+        )
     nowhere = NamedSharding(AbstractMesh((), ()), PartitionSpec(), memory_kind=kind)
     return aval if kind is None else aval.update(sharding=nowhere)
 
