@@ -96,13 +96,9 @@ def emit(
         **({"donate_argnums": str(donated)} if donated else {}),
     }
     run = ["run = jax.jit(", f"    {flat},", *(f"    {k}={v}," for k, v in options.items()), ")"]
-    named, keywords = "named", [f"named[{k!r}]" for k in keys]
-    if plain:
-        keywords = keys
-        heads += ["*", *keys] if keys else []
-        named = f"{{{', '.join(f'{k!r}: {k}' for k in keys)}}}"
-    else:
-        heads.append(f"**{named}")
+    named = f"{{{', '.join(f'{k!r}: {k}' for k in keys)}}}" if plain else "named"
+    keywords = keys if plain else [f"named[{k!r}]" for k in keys]
+    heads += ["**named"] if not plain else ["*", *keys] if keys else []
     given = f"({tuple_text(positional)}, {named})" if keys else tuple_text(positional)
     numbers, like = iter(range(outs.num_leaves)), _by_structure(ins, [*positional, *keywords])
     main = [
@@ -117,10 +113,14 @@ def emit(
         "    outs = run(*arrays)",
         f"    return {_result(outs, numbers, like)}",
     ]
-    update = 'jax.config.update("{}", {})\n'.format
-    settings = update("jax_enable_x64", True) * is_wide
-    if not config.jax_threefry_partitionable:
-        settings += update("jax_threefry_partitionable", False)
+    settings = "".join(
+        f'jax.config.update("{name}", {value})\n'
+        for name, value, is_needed in (
+            ("jax_enable_x64", True, is_wide),
+            ("jax_threefry_partitionable", False, not config.jax_threefry_partitionable),
+        )
+        if is_needed
+    )
     arrays = _ARRAYS if writer.arrays else ""
     body = "\n\n\n".join([*writer.texts, "\n".join(run), "\n".join(main)])
     words = {*"".join(c if c.isalnum() or c in "_." else " " for c in arrays + body).split()}
