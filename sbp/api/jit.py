@@ -176,8 +176,11 @@ class Jitted:
         if key not in self._plans:
             key = next((k for k, p in self._plans.items() if _serves(k, p, key)), key)
         plan = self._plan_of(reader, signature, key)
-        is_kept = self._plans.get(key) is plan  # another thread may have dropped it
-        if quick is not None and is_kept and plan.holding.is_direct(leaves):
+        if (
+            quick is not None
+            and self._plans.get(key) is plan  # another thread may have dropped it
+            and plan.holding.is_direct(leaves)
+        ):
             if len(self._quick) >= MOST_PLANS:
                 self._quick.clear()  # they come back with the next calls
             self._quick[quick] = plan
@@ -205,8 +208,13 @@ class Jitted:
             reader = self._on(mesh)
             signature, leaves = reader.read(args, kwargs)
             key = around, signature.key
-            plan = functools.partial(self._plan_of, reader, signature)
-            found = self._composed.get(key) or composed(Jitted, reader, signature, plan, around)
+            found = self._composed.get(key) or composed(
+                Jitted,
+                reader,
+                signature,
+                functools.partial(self._plan_of, reader, signature),
+                around,
+            )
             if not isinstance(found, str):
                 if len(self._composed) >= MOST_PLANS:
                     self._composed.clear()  # they come back with the next calls
@@ -340,9 +348,8 @@ class JittedMethod:
         if name.startswith("__"):  # copy and pickle ask for some before there is a function
             raise AttributeError(name)
         found = getattr(self.__func__, name)
-        bound = functools.partial(found, self.__self__)
         return (
-            functools.update_wrapper(bound, found)
+            functools.update_wrapper(functools.partial(found, self.__self__), found)
             if name in ("check", "plan", "trace", "lower", "eval_shape")
             else found
         )
