@@ -30,7 +30,7 @@ from sbp.errors import (
     noting,
     rename_axis,
 )
-from sbp.explain.change import Change, labels_at, tried
+from sbp.explain.change import Change, applicable, labels_at, tried
 from sbp.explain.faults import LIMITS
 from sbp.kinds import show
 from sbp.plan.program import Program
@@ -67,13 +67,16 @@ def diagnose(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[Di
     labels = found[0].labels or changed or labels_at([argument_span(options.at, error.option)], "")
     if error.call is not None and changed:
         labels = (*changed, *(dataclasses.replace(label, primary=False) for label in labels))
-    left = tries.untried
-    untried = [f"sbp did not try {counted(left, 'more change')}"] if left else []
     return (
         dataclasses.replace(
             found[0],
             labels=labels,
-            notes=(*found[0].notes, *untried),
+            notes=(
+                *found[0].notes,
+                *applicable(
+                    {f"sbp did not try {counted(tries.untried, 'more change')}": tries.untried}
+                ),
+            ),
             helps=tuple(one.help(program) for one, program in tries.accepted),
         ),
     )
