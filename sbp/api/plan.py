@@ -564,12 +564,12 @@ def make_plan(reader: CallReader, signature: CallSignature, tracer: Tracer | Non
         else:
             program, least = fit(request)
             if program is None:
-                found = (
+                raise SbpTypeError(
                     explain(request)
                     if least is None or limit is None
-                    else (memory_diagnostic(least, limit),)
+                    else (memory_diagnostic(least, limit),),
+                    functools.partial(refutation, request),
                 )
-                raise SbpTypeError(found, functools.partial(refutation, request))
         request.caches.clear()  # the plan may live long, and does not need them
         plan = Plan(reader, signature, program, traced)
     plan.noted = tuple(noted)
