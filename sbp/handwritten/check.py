@@ -475,9 +475,8 @@ class Helper:
 
     def __init__(self, compared: Comparisons, *, tried: int = TRIED) -> None:
         self.tried, self.compared = tried, compared
-        self.graph, self.mesh = compared.graph, compared.mesh
-        self.repairs = Repairs(self.graph, self.mesh)
-        self.wrong = compared.wrong_of(self.graph)
+        self.repairs = Repairs(compared.graph, compared.mesh)
+        self.wrong = compared.wrong_of(compared.graph)
 
     def helps(self, finding: Finding) -> tuple[tuple[Help, ...], bool]:
         """The accepted repairs, cheapest first, and whether the search for repairs stopped at a
@@ -490,13 +489,13 @@ class Helper:
         if self.wrong is None or untried & {*finding.mesh_axes}:  # nothing says what is right
             return (), True
         most = 1 if finding.fault.kind in _ONE else SHOWN
-        repairs = self.repairs.of(finding)
+        repairs, before = self.repairs.of(finding), self.compared
         for variants in itertools.islice(repairs, self.tried):
             for edit in variants:
                 if edit.place in places or (edit.spare and found):
                     break
                 if edit.text not in found and (
-                    help_ := self.help((edit,), edit_program(self.graph, edit, self.mesh))
+                    help_ := self.help((edit,), edit_program(before.graph, edit, before.mesh))
                 ):
                     found[edit.text] = help_
                     places |= {edit.place} - {None}
@@ -538,10 +537,10 @@ class Helper:
         compared, edits = self.compared, list[GraphEdit]()
         findings: Sequence[Finding] = (finding,)
         while findings and len(edits) < CHAINED:
-            repairs = Repairs(compared.graph, self.mesh).of(findings[0])
+            repairs = Repairs(compared.graph, compared.mesh).of(findings[0])
             after = None
             for edit in itertools.chain(*itertools.islice(repairs, self.tried)):
-                after = compared.of_edited(edit_program(compared.graph, edit, self.mesh))
+                after = compared.of_edited(edit_program(compared.graph, edit, compared.mesh))
                 if after is not None and after.meaning > compared.meaning:
                     break
             else:
