@@ -270,11 +270,11 @@ Kind = Literal[
 """The kinds of faults; `sbp.handwritten.check` has their text."""
 
 COUNTED: tuple[Kind, ...] = ("averaged", "doubled", "pending", "scaled", "scales", "small")
-"""Kinds of faults that are none where a number stands for the number of devices."""
+"""These kinds are no faults if a number in the program is the number of devices."""
 
 BY_SHARD: tuple[Kind, ...] = ("blocks", "local", "own-positions", "same-block")
-"""Kinds of faults that are none where devices send each other what they made of their shards, or
-rank their own elements."""
+"""These kinds are no faults if the devices exchange results of their shards, or rank their own
+elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,9 +493,9 @@ class Body:
         return next(numbers, nodes[0] if nodes else None)
 
     def sent(self, value: Operand) -> list[Node]:
-        """The operations that bring values without a meaning, on which a value depends, from other
-        devices; what each of these made of its own shard is meant for them. What goes around in a
-        loop has a meaning in its first trip."""
+        """The operations that a value depends on and that bring values without a meaning from other
+        devices. Each device computes such a value from its own shard, for the device that receives
+        it. A value that a loop carries counts too: it has a meaning in the first trip alone."""
         carried = {o for graph in self.graph.graphs() for o in graph.outputs}
         near = self.reached(value) | carried
         return [
@@ -551,7 +551,7 @@ class Body:
     # ---- faults ---------------------------------------------------------------------------------
 
     def claimed(self, operand: int, claim: Atom) -> Fault | None:
-        """The fault of a result that has a meaning, and another one than out_specs claim."""
+        """The fault of a result that has a meaning, but not the type that out_specs claim."""
         found, node = self.atoms(operand), self.flow.makers.get(operand)
         if node is None or not is_good(self.readings(operand)):
             return None
@@ -572,8 +572,8 @@ class Body:
                 return Fault("wrong-dim", node, None, dim, split)
 
     def lost(self, operand: int) -> tuple[Fault, Node | None] | None:
-        """The fault of a result without a meaning, and the first reduction of the faulty value;
-        nothing where values of other devices or the index of a device have a part in it."""
+        """The fault of a result without a meaning, and the first reduction of the faulty value.
+        None if the result depends on values of other devices or on the index of a device."""
         reached = self.reached(operand)
         nodes = [m for m in self.makers(reached) if m.op not in CONTROL_FLOW]
         of_typed = {
