@@ -5,9 +5,9 @@ those of `with_sharding_constraint`, `reshard`, `device_put`, `out_sharding=`, a
 inside. `sbp.infer.pins` finds their types on the mesh.
 
 JAX adds shardings of its own, which are no pins: the transpose of a constraint on the cotangent,
-and a `reshard` of a constant to no mesh axis. Devices and layouts have no effect, nor has a kind of
-memory that JAX does not carry either; each line of the user gets one warning. The kinds that JAX
-carries are in its types of the results.
+and a `reshard` of a constant to no mesh axis. Devices and layouts have no effect. A kind of memory
+has none if JAX drops it; JAX writes the other kinds into the types of the results. sbp gives one
+warning for each of the user's lines that asks for something without effect.
 """
 
 import dataclasses
@@ -239,7 +239,7 @@ def computes_in_host(node: Node, avals: Sequence[Any]) -> bool:
 
 
 def transfer_fields(host: bool, eqn: Any = None, position: int = 0) -> dict[str, Any]:
-    """What a node that copies one value has for operator, primitive and parameters.
+    """The operator, the primitive and the parameters of a node that copies one value.
 
     Arguments:
       host: whether the copy goes to host memory.
