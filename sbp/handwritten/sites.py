@@ -143,12 +143,12 @@ class Sites:
         return () if any(self.differentiated(n) for n in found) else tuple(found)
 
     def made_at(self, span: Span | None) -> list[Node]:
-        """The nodes of a source line, those in the gradient of a region left out: it follows from
-        the region."""
+        """The nodes of a source line, without the nodes in the gradient of a region. JAX makes that
+        gradient from the edited region."""
         return [n for n in self.by_span.get(span, ()) if not self._of_outer_gradient(n)]
 
     def _of_outer_gradient(self, node: Node) -> bool:
-        """Whether a node is in the gradient of a region, which follows from the region."""
+        """Whether a node is in the gradient of a region, which JAX makes from the region."""
         region = self.home[node.id][1]
         return region is not None and region.backward
 
@@ -180,8 +180,8 @@ class Sites:
         return Site(f"`{text}` at line {span.line}", found, (span,))
 
     def _leaving(self, part: Sequence[Node]) -> Iterator[tuple[Node, int, bool]]:
-        """The values of some nodes that other nodes read, and whether one of those is in no
-        gradient."""
+        """The values of some nodes that other nodes read, each with whether one of these readers is
+        in no gradient."""
         inside = {n.id for n in part}
         for node in part:
             for k, v in enumerate(node.outputs):
