@@ -353,8 +353,8 @@ def coverage(compared: Comparisons) -> Coverage:
 
 
 def _short_ring(finding: Finding, mesh_axis: str, size: int) -> list[Node]:
-    """The last step of a ring that the result of a finding comes from, and that has one step less
-    than it takes to go round a mesh axis."""
+    """The last step of the ring that makes the result of a finding, if the ring has one step too
+    few to go around a mesh axis; empty for other results."""
     body = Body(finding.region.params["body"], {}, mesh_axis)
     runs = {r.node.id: r.runs for r in collective_runs(finding.region)}
     steps, last = dict[Operand, int](), list[Node]()
@@ -579,8 +579,8 @@ def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
 
 
 def _together(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """Joins diagnostics that have the same helps or say the same about another place that is the
-    same, and diagnostics that one help mends."""
+    """Joins diagnostics with the same helps, diagnostics with the same text and the same secondary
+    labels, and diagnostics that one help mends."""
     clear = next((d for d in diagnostics if any(h.clears_all_errors for h in d.helps)), None)
     ordered = sorted(diagnostics, key=lambda d: d is not clear)
 
@@ -608,11 +608,14 @@ def _together(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
 
 
 def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
-    """Findings without consequences. A finding in a gradient is one where the forward part has a
-    finding on the same mesh axis, unless that is a result that the gradient does not read; a
-    doubled reduction is one where the value is left partial on another mesh axis, over which the
-    reduction was meant to run; a scaled gradient is one where the same reduction adds up its means
-    on another mesh axis."""
+    """The findings that are not consequences of other findings. There are three consequences:
+
+    A finding in a gradient follows from a finding of the forward part on the same mesh axis, unless
+    the latter is a partial result that the gradient does not read.
+    A doubled reduction follows if the value is left partial on another mesh axis, over which the
+    reduction was meant to run.
+    A scaled gradient follows if the same reduction adds up means on another mesh axis.
+    """
     forward = [f for f in findings if not primary(f).backward]
     own = [
         f
