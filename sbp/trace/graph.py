@@ -655,8 +655,8 @@ YOUNG = 50_000
 on)."""
 
 _lock = threading.Lock()
-_inside = 0
-_before: tuple[int, int, int] = (0, 0, 0)
+_before: list[tuple[int, int, int]] = []
+"""The thresholds at each entry; the first one is the user's."""
 
 
 @contextlib.contextmanager
@@ -671,17 +671,12 @@ def collecting_less() -> Iterator[None]:
     ...     gc.get_threshold()[0] >= YOUNG
     True
     """
-    global _inside, _before
     with _lock:
-        if _inside == 0:
-            _before = gc.get_threshold()
-            if 0 < _before[0] < YOUNG:  # 0: it is off
-                gc.set_threshold(YOUNG, *_before[1:])
-        _inside += 1
+        _before.append(gc.get_threshold())
+        if 0 < _before[-1][0] < YOUNG:  # 0: it is off
+            gc.set_threshold(YOUNG, *_before[-1][1:])
     try:
         yield
     finally:
         with _lock:
-            _inside -= 1
-            if _inside == 0:
-                gc.set_threshold(*_before)
+            gc.set_threshold(*_before.pop())
