@@ -139,8 +139,7 @@ def edit_program(graph: Graph, edit: GraphEdit, mesh: MeshSpec) -> Graph:
 
         for node in graph.nodes:
             inputs = [alias.get(o, o) for o in node.inputs]
-            if node.op != SHARD_MAP:
-                inputs = reduced(inputs, node, after=False)
+            inputs = inputs if node.op == SHARD_MAP else reduced(inputs, node, after=False)
             new = edit.nodes.get(node.id, node)
             if new is None:
                 alias.update(zip(node.outputs, inputs, strict=False))
@@ -148,13 +147,14 @@ def edit_program(graph: Graph, edit: GraphEdit, mesh: MeshSpec) -> Graph:
             inner = [edited(g, new if new.op == SHARD_MAP else None) for g in inner_graphs(new)]
             node = with_graphs(replace(new, inputs=tuple(inputs)), inner)
             writer.nodes.append(node)
-            made = reduced([*node.outputs], node, after=True)
-            if node.id in edit.divide:
-                made = [_divided(writer, v, edit.divide[node.id], node) for v in node.outputs]
+            made = (
+                [_divided(writer, v, edit.divide[node.id], node) for v in node.outputs]
+                if node.id in edit.divide
+                else reduced([*node.outputs], node, after=True)
+            )
             alias.update(zip(node.outputs, made, strict=True))
         outputs = [alias.get(o, o) for o in graph.outputs]
-        if region is not None:
-            outputs = reduced(outputs, region, after=False)
+        outputs = outputs if region is None else reduced(outputs, region, after=False)
         return replace(writer.graph, nodes=tuple(writer.nodes), outputs=tuple(outputs))
 
     return edited(graph, None)
