@@ -392,14 +392,18 @@ class Comparisons:
                     zero=_zero(want),
                 )
                 return Compared(run=same, alone=attempt)
-            pairs = list(zip(self.got.results, want.results, strict=True))
-            factors = {i: factor_of(*pairs[i]) for i in differs}
+            factors = {i: factor_of(self.got.results[i], want.results[i]) for i in differs}
             powers = {i: _power(k, axis.size) for i, k in factors.items() if k}
             apart[attempt] = differs, alone, {i: p for i, p in powers.items() if p}
-            if attempt.chained and None in factors.values():
-                reached = zip(self.reaches(self.graph), self.reaches(alone), strict=True)
-                if all((x == y).all() for x, y in reached):
-                    because.add("the stages of the pipeline may be different functions")
+            if (
+                attempt.chained
+                and None in factors.values()
+                and all(
+                    (x == y).all()
+                    for x, y in zip(self.reaches(self.graph), self.reaches(alone), strict=True)
+                )
+            ):
+                because.add("the stages of the pipeline may be different functions")
         if not apart:
             why = f"it raises an error with one device: {next(iter(failed.values()))}"
             return Compared(run=replace(run, untried=why, refused=True), uneven=bool(uneven))
