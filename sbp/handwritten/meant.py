@@ -78,10 +78,9 @@ def _has_own_ranks(body: Body, rank: Node) -> bool:
     """Whether an operation ranks the elements of one device alone, and not values that a collective
     made. The largest element alone is no rank."""
     operand, (found, *_) = rank.inputs[0], rank.outputs
-    makers = body.makers(body.reached(operand))
+    is_sent = any(m.op in KINDS for m in body.makers(body.reached(operand)))
     own = body.split(operand) is not None or not body.is_good(operand)
     keeps_dims = len(body.graph.aval(operand).shape) == len(body.graph.aval(found).shape)
-    is_sent = any(m.op in KINDS for m in makers)
     return own and keeps_dims and not is_sent and not body.is_good(found)
 
 

@@ -496,8 +496,7 @@ class Body:
         """The operations that a value depends on and that bring values without a meaning from other
         devices. Each device computes such a value from its own shard, for the device that receives
         it. A value that a loop carries counts too: it has a meaning in the first trip alone."""
-        carried = {o for graph in self.graph.graphs() for o in graph.outputs}
-        near = self.reached(value) | carried
+        near = self.reached(value) | {o for graph in self.graph.graphs() for o in graph.outputs}
         return [
             m
             for m in self.makers(self.upstream(value))
@@ -526,9 +525,8 @@ class Body:
     def power(self, value: Operand) -> int:
         """The power of the number of devices by which a value, or each of its shards, is too large;
         0 for a partial value."""
-        found = self.readings(value)
-        whole = [r.power for r in found if not isinstance(r.atom, Unreduced)]
-        return min(whole, key=abs, default=0)
+        found = (r for r in self.readings(value) if not isinstance(r.atom, Unreduced))
+        return min((r.power for r in found), key=abs, default=0)
 
     def scaled(self, value: Operand, power: int) -> Fault | None:
         """The fault of a value that is too large or too small by the number of devices: its last

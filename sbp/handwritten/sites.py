@@ -259,8 +259,7 @@ class Sites:
             return None
         if not name and not names and isinstance(expression.func, ast.Call):
             return Site(f"`{source_text(call)}` at line {call.line}", own, (call,))
-        text = f"`{name}`, which line {call.line} sets,"
-        return Site(text, own, (call,), name) if name else None
+        return Site(f"`{name}`, which line {call.line} sets,", own, (call,), name) if name else None
 
     # ---- operands -------------------------------------------------------------------------------
 
