@@ -139,8 +139,9 @@ def _runs(graph: Graph, sizes: dict[str, int], runs: int) -> Iterator[Collective
 def _of_collective(graph: Graph, node: Node, sizes: Mapping[str, int]) -> float:
     if node.op not in KINDS:
         return 0.0
-    avals = map(graph.aval, node.inputs)
-    operands = sum(math.prod(a.shape) * _jax.itemsize(a.dtype) for a in avals)
+    operands = sum(
+        math.prod(a.shape) * _jax.itemsize(a.dtype) for a in map(graph.aval, node.inputs)
+    )
     groups = node.params.get("axis_index_groups")
     n = len(groups[0]) if groups else math.prod(sizes[a] for a in names_of(node))
     match KINDS[node.op]:
@@ -210,8 +211,7 @@ def environment(
 
     for node in graph.nodes:
         with _jax.source_context(node.source_info):
-            results = act(node, [read(o) for o in node.inputs])
-        env.update(zip(node.outputs, results, strict=True))
+            env.update(zip(node.outputs, act(node, [read(o) for o in node.inputs]), strict=True))
     return [read(o) for o in graph.outputs]
 
 

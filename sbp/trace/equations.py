@@ -139,8 +139,9 @@ def in_blocks(eqns: Sequence[Any], outvars: Sequence[Any], place: Placed) -> lis
 
 def _shared(a: Sequence[Any], b: Sequence[Any]) -> int:
     """How many of the first items of two sequences are equal."""
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
+    return next(
+        (n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 def _variables(atoms: Sequence[Any]) -> list[Any]:
@@ -244,8 +245,11 @@ def _text(value: Any) -> Any:
 def _body_token(closed: Any) -> Any:
     jaxpr, consts = _jax.open_jaxpr(closed)
     wiring = _wiring(jaxpr.eqns, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
-    tokens = tuple(_token(eqn, lambda _: ("", ())) for eqn in jaxpr.eqns)
-    return wiring, tuple(map(id, consts)), tokens
+    return (
+        wiring,
+        tuple(map(id, consts)),
+        tuple(_token(eqn, lambda _: ("", ())) for eqn in jaxpr.eqns),
+    )
 
 
 def _wiring(eqns: Sequence[Any], ins: Sequence[Any] = (), outs: Sequence[Any] = ()) -> Any:

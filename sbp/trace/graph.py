@@ -336,8 +336,7 @@ class Dataflow:
             found = self.within(value)
             return found if value in self.entries else found[:1]
 
-        every = reached([operand], inner)
-        return (v for v in every if isinstance(v, int) and not self.within(v))
+        return (v for v in reached([operand], inner) if isinstance(v, int) and not self.within(v))
 
 
 # ---- regions ------------------------------------------------------------------------------------

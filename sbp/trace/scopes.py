@@ -38,8 +38,11 @@ def scope_names(scope: str) -> list[str]:
     >>> scope_names("transpose(jvp(ffn))/while/body/expert_mlp")
     ['ffn', 'expert_mlp']
     """
-    parts = _TRANSFORMS.sub("", scope).split("/")
-    return [p for p in parts if p and p not in _REGION_SCOPES]
+    return [
+        part
+        for part in _TRANSFORMS.sub("", scope).split("/")
+        if part and part not in _REGION_SCOPES
+    ]
 
 
 def scope_within(scope: str, outer: str) -> str:

@@ -76,8 +76,7 @@ def padding(aval: Any, dim: int, low: int, interior: int, out: int) -> tuple[Any
       out: number of elements of the result.
     """
     high = out - low - (aval.shape[dim] - 1) * (interior + 1) - 1
-    rank = len(aval.shape)
-    return tuple((low, high, interior) if d == dim else (0, 0, 0) for d in range(rank))
+    return tuple((low, high, interior) if d == dim else (0, 0, 0) for d in range(len(aval.shape)))
 
 
 class View(NamedTuple):
@@ -222,8 +221,7 @@ def sum_pads(first: Padded, *others: Padded) -> list[Slice]:
         are_zeros = is_zero(before.source) and is_zero(low.source)
         if are_zeros and at_most(before.size + left.size, low.size):
             zeros = before._replace(size=low.size - before.size - left.size)
-            end = before._replace(size=after.size)
-            slices.append([before, left, zeros, right, end])
+            slices.append([before, left, zeros, right, before._replace(size=after.size)])
     return [s for s in slices[0] if s.size != 0] if slices else []
 
 
@@ -327,8 +325,7 @@ def join_slices(*args: Any, dimension: int, pieces: tuple[Piece, ...]) -> Any:
 
 
 def _abstract(*avals: Any, dimension: int, pieces: tuple[Piece, ...]) -> Any:
-    array = next(a for a in avals if a.ndim)
-    return resize(array, dimension, sum(size for _, _, size in pieces))
+    return resize(next(a for a in avals if a.ndim), dimension, sum(size for _, _, size in pieces))
 
 
 join_slices_p = _jax.OwnPrimitive("join_slices", join_slices, _abstract)
@@ -501,9 +498,7 @@ class _Joins(Writer):
         if is_sliced and self.read_through(node):
             return
         dim, slices = self.parts(node) or (0, [])
-        if self.moves(dim, slices):
-            node = join_node(node, dim, slices)
-        self.nodes.append(node)
+        self.nodes.append(join_node(node, dim, slices) if self.moves(dim, slices) else node)
 
     def moves(self, dim: int, slices: Sequence[Slice]) -> bool:
         """Whether a join is better than the operations it replaces: some value is cut, and most of
