@@ -21,7 +21,7 @@ from sbp.kinds import check_alive, leaves_of, returning_arrays, takes_no_such_ca
 from sbp.machine.mesh import MeshSpec, known_axes, mesh_spec
 from sbp.source.reader import in_library, name_called, parsed_file, point, span_of
 from sbp.trace.build import body_graph
-from sbp.trace.collectives import SHARD_MAP
+from sbp.trace.collectives import SHARD_MAP, mesh_sizes
 from sbp.trace.graph import Graph
 from sbp.types import Split
 
@@ -124,13 +124,13 @@ def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
             " functions, use sbp.jit(f, mesh).check(..)"
         )
     for node in every:
-        given = {str(k): int(n) for k, n in node.params["mesh"].shape.items()}
+        given = mesh_sizes(node)
         if given != dict(mesh.axes):
             where = f" at {position_text(node.span.file, node.span.line)}" if node.span else ""
-            own = " ".join(f"{k}={n}" for k, n in given.items())
             raise SbpError(
-                f"the shard_map{where} uses the mesh {own}, but mesh= has {mesh}; pass the mesh of"
-                " the shard_map"
+                f"the shard_map{where} uses the mesh"
+                f" {' '.join(f'{k}={n}' for k, n in given.items())}, but mesh= has {mesh}; pass the"
+                " mesh of the shard_map"
             )
 
 

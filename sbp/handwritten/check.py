@@ -166,12 +166,13 @@ def diagnostic(
       repairs: its helps, and whether there may be more.
     """
     (helps, untried), kind, main = repairs, finding.fault.kind, primary(finding)
-    other = "missing-reduction" if finding.observer is None else "misplaced-reduction"
     more = ("sbp did not try every repair",) if untried else ()
     facts, at = _facts(finding, mesh), main if users_span(main) else finding.region
     marked = [(at, _LABELS[kind].format(**facts)), *_others(finding, main)]
     return Diagnostic(
-        code=_CODES.get(kind, other),
+        code=_CODES.get(
+            kind, "missing-reduction" if finding.observer is None else "misplaced-reduction"
+        ),
         severity="warning" if finding.numbers or finding.reordered else "error",
         title=_TITLES[kind].format(**facts),
         labels=labels_of(marked) if users_span(at) else (),

@@ -249,9 +249,11 @@ def _sizes(graph: Graph, devices: int = 1) -> tuple[int, int]:
     largest, work = max(elements.values(), default=0), 0
     for node in graph.nodes:
         work += sum(elements[v] for v in node.outputs)
-        count = math.prod(mesh_sizes(node).values()) if node.op == SHARD_MAP else devices
         for inner in inner_graphs(node):
-            most, made = _sizes(inner, count)
+            most, made = _sizes(
+                inner,
+                math.prod(mesh_sizes(node).values()) if node.op == SHARD_MAP else devices,
+            )
             largest, work = max(largest, most), work + trips_of(node) * made
     return largest, work
 

@@ -32,10 +32,11 @@ def why_meant(
     """
     others = {a.id: b for a, b in matched(got.graph, want.graph)}
     placed, dropped = _ranks(got, want, types, others)
-    picked = _picks(got.graph, want.graph, others, n)
     return {
         "each device ranks its own elements, and may drop those over its capacity": dropped,
-        "each device picks the element at its own index, one for each device": picked,
+        "each device picks the element at its own index, one for each device": _picks(
+            got.graph, want.graph, others, n
+        ),
         ONE_EACH: _one_each(got.graph, want.graph, name),
     }, placed
 

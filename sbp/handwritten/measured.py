@@ -656,10 +656,8 @@ class Body:
         if node.id in self.changed:
             return Fault("number", node, number=self.changed[node.id])
         if split:
-            atoms = self.atoms(ins[split[0]])
-            return Fault(
-                "local", node, None, split[0], tuple(a for a in atoms if isinstance(a, Split))
-            )
+            atoms = tuple(a for a in self.atoms(ins[split[0]]) if isinstance(a, Split))
+            return Fault("local", node, None, split[0], atoms)
         if not ins:
             return Fault("own-positions", node)
         return Fault("same-block", node) if traits.moves else None

@@ -342,9 +342,10 @@ class Repairs:
             and {*names_of(observer)} == {*axes}
             and call.call.args
         ):
-            tree = exact_text(span_of(call.call.args[0], call.span.file))
             text = f"divide by {sizes_text(axes)} in place of {call.text}"
-            source = divide_by_sizes(call.span, axes, tree)
+            source = divide_by_sizes(
+                call.span, axes, exact_text(span_of(call.call.args[0], call.span.file))
+            )
             yield (GraphEdit(text, source, nodes=_dropped(call.nodes)),)
 
     def rename(self, node: Node | None, op: str) -> Iterator[Variants]:
@@ -479,9 +480,8 @@ class Repairs:
     def backward_runs(self, node: Node) -> list[Node]:
         """The operations of a gradient that are like one of it, in all runs of its line; the
         gradients of other operands have other parameters."""
-        alike = node.op, node.params
         made = self.sites.made_at(users_span(node))
-        return [n for n in made if n.backward and (n.op, n.params) == alike]
+        return [n for n in made if n.backward and (n.op, n.params) == (node.op, node.params)]
 
     def scatter(self, finding: Finding, dim: int) -> Iterator[Variants]:
         """A partial result that is returned as split: scattered, or reduced and returned as
@@ -623,12 +623,19 @@ def _resharded(finding: Finding, site: Site, act: str, dimension: str, dim: int)
       dimension: the argument of the function of `jax.lax` that takes the dim.
       dim: the dim.
     """
-    op = {"scattered": "reduce_scatter", "gathered": "all_gather"}[act]
     arguments = f"{axes_text(finding.mesh_axes)}, {dimension}={dim}, tiled=True"
     edit = GraphEdit(
         f"return lax.{CALLED[act]}(.., {arguments}) of {site.text}",
         into_call(site.spans[0], CALLED[act], arguments),
-        (Reduce(finding.region.id, finding.result, finding.mesh_axes, op, dim=dim),),
+        (
+            Reduce(
+                finding.region.id,
+                finding.result,
+                finding.mesh_axes,
+                {"scattered": "reduce_scatter", "gathered": "all_gather"}[act],
+                dim=dim,
+            ),
+        ),
     )
     return (edit,)
 
