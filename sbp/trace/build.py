@@ -422,11 +422,11 @@ class _Builder:
         }
         for eqn in body.eqns:
             name = eqn.primitive.name
-            own = str(eqn.source_info.name_stack)  # such as `transpose(jvp(mlp))`
             at = replace(
                 within,
                 frames=self.frames_of(eqn) or within.frames,
-                scope="/".join(s for s in (within.scope, own) if s),
+                # The name stack of an equation is such as `transpose(jvp(mlp))`.
+                scope="/".join(filter(None, (within.scope, str(eqn.source_info.name_stack)))),
             )
             operands = tuple(self.read(env, v) for v in eqn.invars)
             before, after = self.places.pins(eqn, at.span, at.scope, manual=at.manual)
@@ -539,9 +539,12 @@ class _Builder:
                 raise refused("jax.custom_vjp functions have no forward-mode derivative", TypeError)
         if recomputed and eqn.params.get("prevent_cse"):
             operands = self.barrier(eqn, operands, at)
-        inside = f"{at.scope}/{REMATTED}" if recomputed else at.scope
-        metadata = (*at.metadata, *eqn.params.get("xla_metadata", ()))
-        return self.append_jaxpr(called, operands, replace(at, scope=inside, metadata=metadata))
+        within = replace(
+            at,
+            scope=f"{at.scope}/{REMATTED}" if recomputed else at.scope,
+            metadata=(*at.metadata, *eqn.params.get("xla_metadata", ())),
+        )
+        return self.append_jaxpr(called, operands, within)
 
     def lowering_of(self, eqn: Any, at: _Within) -> Any:
         """The closed jaxpr that stands for an equation: the function that a primitive of another

@@ -244,9 +244,8 @@ def _text(value: Any) -> Any:
 
 def _body_token(closed: Any) -> Any:
     jaxpr, consts = _jax.open_jaxpr(closed)
-    wiring = _wiring(jaxpr.eqns, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
     return (
-        wiring,
+        _wiring(jaxpr.eqns, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars),
         tuple(map(id, consts)),
         tuple(_token(eqn, lambda _: ("", ())) for eqn in jaxpr.eqns),
     )

@@ -181,9 +181,10 @@ def places_of(eqn: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         given = params.get(_PLACES[eqn.primitive.name])
         return nothing, given if isinstance(given, tuple) else (given,) * len(eqn.outvars)
     out = params.get("out_sharding", params.get("sharding"))
-    results = params.get("out_shardings", (out,) * len(eqn.outvars))
-    operands = params.get("in_shardings", nothing)
-    return tuple(map(_sharding, operands)), tuple(map(_sharding, results))
+    return (
+        tuple(map(_sharding, params.get("in_shardings", nothing))),
+        tuple(map(_sharding, params.get("out_shardings", (out,) * len(eqn.outvars)))),
+    )
 
 
 def _sharding(place: Any) -> Any:

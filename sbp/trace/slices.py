@@ -287,10 +287,9 @@ def _single_pads(writer: "Writer", pad: Node) -> None:
     out = writer.graph.avals[pad.outputs[0]]
     for d in dims:
         own = tuple(tuple(c) if e == d else (0, 0, 0) for e, c in enumerate(config))
-        aval = out.update(shape=(*out.shape[: d + 1], *before[d + 1 :]))
         x = writer.emit(
             pad,
-            aval,
+            out.update(shape=(*out.shape[: d + 1], *before[d + 1 :])),
             pad.outputs[0] if d == dims[-1] else None,
             inputs=(x, fill),
             params={"padding_config": own},
