@@ -296,9 +296,11 @@ def _without_edges(window: Node, cut: Node, graph: Graph) -> Node:
             dims, window.params["window_strides"], window.params["padding"], strict=True
         )
     )
-    if any(size < 0 for pair in padding for size in pair):
-        return cut
-    return replace(window, outputs=cut.outputs, params={**window.params, "padding": padding})
+    return (
+        cut
+        if any(size < 0 for pair in padding for size in pair)
+        else replace(window, outputs=cut.outputs, params={**window.params, "padding": padding})
+    )
 
 
 # ---- graphs -------------------------------------------------------------------------------------
@@ -574,10 +576,12 @@ class _Builder:
         """The position of the branch for the platform, of an equation that is part of a
         `jax.lax.platform_dependent`. Only this branch may have a lowering for the platform."""
         key = "platforms" if eqn.primitive.name == "platform_index" else "branches_platforms"
-        for position, names in enumerate(eqn.params.get(key) or ()):
-            if self.platform and (names is None or self.platform in names):
-                return position
-        return None
+        fitting = (
+            position
+            for position, names in enumerate(eqn.params.get(key) or ())
+            if self.platform and (names is None or self.platform in names)
+        )
+        return next(fitting, None)
 
     def node(self, eqn: Any, operands: tuple[Operand, ...], at: _Within) -> tuple[Operand, ...]:
         """The results of an equation that becomes a node."""

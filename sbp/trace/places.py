@@ -126,9 +126,11 @@ def _is_users(eqn: Any, place: Any, scope: str) -> bool:
         return _jax.in_backward_rule(info) and (name in _CALLS or _names_axes(place))
     if name in ("device_put", "with_memory_space_constraint") or name in _CALLS:
         return True
-    if name == "reshard":
-        return _jax.called_by_user(info, name) or _names_axes(place)
-    return _names_axes(place) and _jax.asked_of_creator(eqn)
+    return (
+        _names_axes(place) or _jax.called_by_user(info, name)
+        if name == "reshard"
+        else _names_axes(place) and _jax.asked_of_creator(eqn)
+    )
 
 
 def _names_axes(place: Any) -> bool:

@@ -51,6 +51,5 @@ def scope_within(scope: str, outer: str) -> str:
     >>> scope_within("jvp(f)/while/mlp", "jvp(f)/while"), scope_within("f", "f")
     ('mlp', '')
     """
-    if outer and (scope == outer or scope.startswith(f"{outer}/")):
-        return scope[len(outer) + 1 :]
-    return scope
+    is_inside = outer and (scope == outer or scope.startswith(f"{outer}/"))
+    return scope[len(outer) + 1 :] if is_inside else scope

@@ -514,9 +514,11 @@ class _Joins(Writer):
         """A value as a slice along a dim of the value that it was cut out of."""
         view = view_of(self.graph, self.flow.maker(operand), operand, symbolic=True)
         size = self.graph.aval(operand).shape[dim]
-        if has_all_beside(self.graph, view, dim):
-            return Slice(view.source, view.cuts[dim][0], size, view.source != operand)
-        return Slice(operand, 0, size)
+        return (
+            Slice(view.source, view.cuts[dim][0], size, view.source != operand)
+            if has_all_beside(self.graph, view, dim)
+            else Slice(operand, 0, size)
+        )
 
     # ---- slices of what is put together ----------------------------------------------------------
 
@@ -536,9 +538,9 @@ class _Joins(Writer):
     def slices_parts(self, node: Node) -> bool:
         """Whether a node slices what a concatenation or a pad puts together: neighbouring elements,
         and of a concatenation all of them along other dims."""
-        if node.op not in ("slice", "split"):
-            return False
-        return all(self.is_within(*view_of(self.graph, node, value)) for value in node.outputs)
+        return node.op in ("slice", "split") and all(
+            self.is_within(*view_of(self.graph, node, value)) for value in node.outputs
+        )
 
     def is_within(self, x: Operand, cuts: Cuts) -> bool:
         """Whether cuts are those of `slices_parts`, or each operand of a sum is made for it and has
@@ -585,9 +587,8 @@ class _Joins(Writer):
         assert maker is not None
         if self.summands(x) is not None:
             inputs = [self.through(node, o, cuts) for o in maker.inputs]
-            if any(o is None for o in inputs):
-                return None
-            return self.emit(maker, aval, value, inputs=tuple(inputs))
+            is_made = all(o is not None for o in inputs)
+            return self.emit(maker, aval, value, inputs=tuple(inputs)) if is_made else None
         parts = self.parts(maker)
         assert parts is not None
         dim, slices = parts[0], within(parts[1], cuts[parts[0]])
