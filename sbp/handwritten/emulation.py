@@ -124,9 +124,11 @@ def inner_graphs(node: Node) -> Sequence[Graph]:
 
 def with_graphs(node: Node, graphs: Sequence[Graph]) -> Node:
     """An operation with others in the place of its `inner_graphs`."""
-    if node.op == SHARD_MAP:
-        return replace(node, params=node.params | {"body": graphs[0]})
-    return replace(node, regions=tuple(graphs))
+    return (
+        replace(node, params=node.params | {"body": graphs[0]})
+        if node.op == SHARD_MAP
+        else replace(node, regions=tuple(graphs))
+    )
 
 
 def splits_jointly(region: Node, mesh_axis: str) -> bool:
@@ -620,9 +622,11 @@ def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
             f" indices from 0 to {n - 1}",
             span=node.span,
         )
-    if others or len(p["perm"]) == n:
-        return _jax.bind(node.primitive, args, p)
-    return [permute_batches(x, name, p["perm"]) for x in args]
+    return (
+        _jax.bind(node.primitive, args, p)
+        if others or len(p["perm"]) == n
+        else [permute_batches(x, name, p["perm"]) for x in args]
+    )
 
 
 def _ragged_product(node: Node, args: Sequence[Any]) -> list[Any]:

@@ -206,12 +206,12 @@ class Comparisons:
 
     def text(self) -> str:
         """The values in words."""
-        if not all(map(arguments.is_value, self.leaves)):
-            return "random values"
         return (
             "its arguments"
             + ", with random numbers added to equal elements" * self.spread
             + ", with the elements of each array in another order" * self.reordered
+            if all(map(arguments.is_value, self.leaves))
+            else "random values"
         )
 
     def without_trial(self, reason: str) -> "Comparisons":

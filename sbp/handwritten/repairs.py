@@ -197,9 +197,11 @@ def _divided(writer: Writer, operand: int, divisor: int, like: Node) -> int:
 
 def put_through(site: Site, function: str, arguments: str) -> Edits:
     """The edits that put the value of a site through a function of `jax.lax`."""
-    if site.name:
-        return after_statement(site.spans[0], site.name, function, arguments)
-    return tuple(e for span in site.spans for e in into_call(span, function, arguments))
+    return (
+        after_statement(site.spans[0], site.name, function, arguments)
+        if site.name
+        else tuple(e for span in site.spans for e in into_call(span, function, arguments))
+    )
 
 
 # ---- candidates ---------------------------------------------------------------------------------
