@@ -166,14 +166,6 @@ Special = Mapping[str, Callable[[Node, Sequence[Any]], list[Any]]]
 _WITHOUT_MESH = ("sharding", "out_sharding")
 """Parameters that name the mesh of the trace. They are set to None, because shards have no mesh."""
 
-_UNREDUCED = (
-    "unreduced_",
-    "all_gather_reduced",
-    "preduced",
-    "reduced_vary_cast",
-    "vary_unreduced_cast",
-)
-
 
 def evaluate(graph: Graph, args: Sequence[Any], special: Special | None = None) -> list[Any]:
     """Runs the equations in order, each on the values of its operands.
@@ -284,7 +276,15 @@ def run_node(node: Node, args: list[Any], special: Special) -> list[Any]:
                 )
                 for x in args
             ]
-        case op if op.startswith(_UNREDUCED):
+        case op if op.startswith(
+            (
+                "unreduced_",
+                "all_gather_reduced",
+                "preduced",
+                "reduced_vary_cast",
+                "vary_unreduced_cast",
+            )
+        ):
             raise SbpError(
                 f"{op}, a collective of JAX's explicit mode, inside a hand-written region; use psum"
                 " and all_gather there"

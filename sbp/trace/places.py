@@ -68,7 +68,13 @@ class Places:
           manual: whether it is in the body of a hand-written region, which has no pins.
         """
         if (asked := _jax.compute_type_of(eqn)) is not None:
-            self._ignore("ignored-constraint", span, f'compute_on("{asked}")', _COMPUTE)
+            self._ignore(
+                "ignored-constraint",
+                span,
+                f'compute_on("{asked}")',
+                "sbp runs an operation in the memory of its operands; move these to host memory"
+                " with jax.device_put(x, jax.memory.Space.Host)",
+            )
         call = _call_of(eqn)
 
         def pin(place: Any, var: Any) -> Pin | None:
@@ -77,7 +83,13 @@ class Places:
                 return None
             sharding = sharding_of(place)
             if (memory := memory_of(place)) is not None and not _jax.in_host(var.aval):
-                self._ignore("ignored-memory", span, f"{call} to {memory} memory", _MEMORY)
+                self._ignore(
+                    "ignored-memory",
+                    span,
+                    f"{call} to {memory} memory",
+                    "JAX leaves the value in device memory; copy it with jax.device_put(x,"
+                    " jax.memory.Space.Host)",
+                )
             if isinstance(place, Format):
                 self._ignore("ignored-constraint", span, f"the layout of {call}", _PLACE)
             if not manual and sharding is not None:
@@ -105,13 +117,7 @@ _PLACE = (
     "sbp chooses the device and the memory layout of every value; pin this one with sbp.annotate"
     " or a NamedSharding"
 )
-_COMPUTE = (
-    "sbp runs an operation in the memory of its operands; move these to host memory with"
-    " jax.device_put(x, jax.memory.Space.Host)"
-)
-_MEMORY = (
-    "JAX leaves the value in device memory; copy it with jax.device_put(x, jax.memory.Space.Host)"
-)
+
 _MANUAL = "the types of a hand-written region decide which shard each device has"
 
 
@@ -143,14 +149,15 @@ def _names_axes(place: Any) -> bool:
     return bool(spec.unreduced) or any(entry not in nothing for entry in spec.partitions)
 
 
-_METHOD_CALL = "numpy.array_methods._forward_method_to_aval"
-"""What JAX runs between a method of a traced array and the function behind it."""
-
-
 def _call_of(eqn: Any) -> str:
     """What the user wrote to get an equation that names a place."""
     name = eqn.primitive.name
-    made_by = [f for f in _jax.library_of(eqn.source_info.traceback) if f != _METHOD_CALL]
+    made_by = [
+        function
+        for function in _jax.library_of(eqn.source_info.traceback)
+        # JAX runs it between a method of a traced array and the function behind the method.
+        if function != "numpy.array_methods._forward_method_to_aval"
+    ]
     if made_by and made_by[-1].startswith("numpy."):  # such as `jnp.asarray`
         given = "out_sharding" if "out_sharding" in eqn.params else "device"
         return f"{given}= of {made_by[-1].rsplit('.', 1)[-1].lstrip('_')}"

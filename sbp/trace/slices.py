@@ -493,8 +493,7 @@ class _Joins(Writer):
             inputs = tuple(self.instead.get(o, o) for o in node.inputs)
             node = dataclasses.replace(node, inputs=inputs)
             self.flow.makers.update(dict.fromkeys(node.outputs, node))
-        is_sliced = self.slices_parts(node) and node.inputs[0] not in self.kept
-        if is_sliced and self.read_through(node):
+        if self.slices_parts(node) and node.inputs[0] not in self.kept and self.read_through(node):
             return
         dim, slices = self.parts(node) or (0, [])
         self.nodes.append(join_node(node, dim, slices) if self.moves(dim, slices) else node)
