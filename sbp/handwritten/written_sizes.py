@@ -37,8 +37,6 @@ from sbp.trace.graph import Constant, Graph, Node, Operand
 DEPTH = 12
 """How far functions that a region's function uses are followed, call by call."""
 
-_LIBRARIES = sys.stdlib_module_names | {"jax", "numpy"}
-"""Modules that do not know the number of devices, except by `_COUNTS`."""
 
 _COUNTS = frozenset({"device_count", "local_device_count", "process_count", "devices"})
 """Functions and attributes of JAX that give the number of devices."""
@@ -223,8 +221,10 @@ class _Copier:
             count = jax.device_count()
             alone = self.number("device_count", count, self.found.axis.alone(count, in_source=True))
             made = {} if alone == count else {"device_count": lambda *_, **__: int(alone)}
-        elif module.__name__.split(".")[0] in _LIBRARIES or "site-packages" in str(
-            getattr(module, "__file__", "")
+        elif (
+            # These modules do not know the number of devices, except by `_COUNTS`.
+            module.__name__.split(".")[0] in {"jax", "numpy", *sys.stdlib_module_names}
+            or "site-packages" in str(getattr(module, "__file__", ""))
         ):
             made = {}
         else:
