@@ -91,24 +91,15 @@ def _refusal(error: Exception, subject: str) -> str:
 
 
 def _abstract(x: Any) -> jax.ShapeDtypeStruct:
-    if isinstance(getattr(x, "shape", None), tuple) and hasattr(x, "dtype"):
-        check_alive(x, "sbp.check_shard_map: an argument")
-        sharding = getattr(x, "sharding", None)
-        explicit = (
-            isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
-        )
-        # JAX 0.12 warns of a struct of 64 bits where a call of the function would not.
-        dtype = x.dtype if _jax.is_extended(x.dtype) else jax.dtypes.canonicalize_dtype(x.dtype)
-        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding if explicit else None)
-    if isinstance(x, bool | int | float | complex):
-        dtype = np.asarray(x).dtype
-        if dtype.kind != "O":  # as for whole numbers of more than 64 bits
-            return jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(dtype), weak_type=True)
-    raise refused(
-        f"sbp.check_shard_map takes arrays and jax.ShapeDtypeStructs, got {type(x).__name__}; pass"
-        " other values with functools.partial or a closure",
-        TypeError,
-    )
+    if not hasattr(x, "dtype"):  # a number of Python
+        dtype = jax.dtypes.canonicalize_dtype(np.asarray(x).dtype)
+        return jax.ShapeDtypeStruct((), dtype, weak_type=True)
+    check_alive(x, "sbp.check_shard_map: an argument")
+    sharding = getattr(x, "sharding", None)
+    explicit = isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
+    # JAX 0.12 warns of a struct of 64 bits where a call of the function would not.
+    dtype = x.dtype if _jax.is_extended(x.dtype) else jax.dtypes.canonicalize_dtype(x.dtype)
+    return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding if explicit else None)
 
 
 def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
