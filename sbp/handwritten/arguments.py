@@ -108,13 +108,12 @@ def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
     Raises:
       SbpError: `bad-argument` when there is none, or one over another mesh.
     """
-    every = [*regions_of(graph)]
-    if not every:
+    if not any(regions_of(graph)):
         raise SbpError(
             "the function does not call jax.shard_map, so there is nothing to check; for other"
             " functions, use sbp.jit(f, mesh).check(..)"
         )
-    for node in every:
+    for node in regions_of(graph):
         given = mesh_sizes(node)
         if given != dict(mesh.axes):
             where = f" at {position_text(node.span.file, node.span.line)}" if node.span else ""

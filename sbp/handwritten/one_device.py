@@ -302,8 +302,12 @@ class Comparisons:
                 trace = self.traced
                 for c in self.compared:
                     if c.wrong and not c.run.untried:
-                        written = WrittenSizes(self.axes[c.run.mesh_axis].axis)
-                        trace = functools.partial(trace_on_one_device, trace, written, c.alone)
+                        trace = functools.partial(
+                            trace_on_one_device,
+                            trace,
+                            WrittenSizes(self.axes[c.run.mesh_axis].axis),
+                            c.alone,
+                        )
                 run = program_run(self.against or trace(self.fn))
                 self.wanted = [run(values) for values in sets]
             run = program_run(graph)
@@ -495,8 +499,9 @@ class Comparisons:
         for name, other in self.axes.items() if fixed else ():
             if name != axis.name:  # a number may be the size of that axis
                 with contextlib.suppress(ValueError):
-                    sizes = WrittenSizes(other.axis)
-                    there = trace_on_one_device(self.traced, sizes, Attempt(), self.fn)
+                    there = trace_on_one_device(
+                        self.traced, WrittenSizes(other.axis), Attempt(), self.fn
+                    )
                     changed = changed_numbers(self.graph, there)
                     fixed = {i: number for i, number in fixed.items() if i not in changed}
         return fixed
