@@ -191,14 +191,12 @@ def _repeat(codes: np.ndarray, shared: Sequence[int]) -> tuple[int, int] | None:
                 continue
             if end - start > distance:  # as equal layers: a block begins at an outermost call
                 start += int(np.argmin(shared[start : start + distance]))
-                saved = (end - start) // distance * distance
-                block = start, distance
+                length, saved = distance, (end - start) // distance * distance
             else:
                 start, end = _whole_calls(shared, start, end)
-                saved = end - start
-                block = start, saved
+                length = saved = end - start
             if saved > best:
-                best, found = saved, block
+                best, found = saved, (start, length)
     return found
 
 
@@ -225,11 +223,13 @@ def _token(eqn: Any, place: Placed) -> Any:
         return id(eqn)
     inner, params = bodies_of(eqn, ""), eqn.params
     written = [] if inner.form == "function" else sorted(params.items())
-    if inner.jaxprs:
-        written = [(k, v) for k, v in written if "jaxpr" not in k and k != "branches"]
     return (
         *(eqn.primitive.name, found[0], *(type(v).__name__ for v in eqn.outvars)),
-        *((k, _text(v)) for k, v in written),
+        *(
+            (k, _text(v))
+            for k, v in written
+            if not inner.jaxprs or ("jaxpr" not in k and k != "branches")
+        ),
         *map(_body_token, params.get("branches", inner.jaxprs)),
         *(_text(v.val) for v in eqn.invars if is_literal(v)),
         *(f"{v.aval} {getattr(v.aval, 'weak_type', False)}" for v in (*eqn.invars, *eqn.outvars)),
