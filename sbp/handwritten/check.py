@@ -398,8 +398,10 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
             ]
             for i in powers.keys() - {f.result for f in findings if f.fault.kind not in BY_SHARD}:
                 if (fault := typed[0].scaled(typed[0].graph.outputs[i], powers[i])) is not None:
-                    findings = [f for f in findings if f.result != i]
-                    findings.append(Finding(fault, (name,), None, node, i))
+                    findings = [
+                        *(f for f in findings if f.result != i),
+                        Finding(fault, (name,), None, node, i),
+                    ]
             for finding in findings:
                 kind = finding.fault.kind
                 meant = c.meant or node.outputs[finding.result] in c.excused
@@ -410,8 +412,10 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                 if kind == "missing" and (ring := _short_ring(finding, name, c.run.size)):
                     ends[name] += ring
                     continue
-                stuck = c.run.stuck if kind in (*COUNTED, *BY_SHARD) else ()
-                numbers = (*finding.numbers, *stuck)
+                numbers = (
+                    *finding.numbers,
+                    *(c.run.stuck if kind in (*COUNTED, *BY_SHARD) else ()),
+                )
                 if kind in COUNTED and scalars(finding.fault.node):
                     numbers = tuple(dict.fromkeys((*numbers, *sorted(written.numbers))))
                 finding = replace(
