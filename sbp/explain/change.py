@@ -143,8 +143,10 @@ def help_with_price(
 
 def labels_at(spans: Iterable[Span | None], text: str) -> tuple[Label, ...]:
     """A label at each of some places, the first of them the primary one; none at no place."""
-    places = dict.fromkeys(span for span in spans if span is not None)
-    return tuple(Label(span=s, text=text, primary=n == 0) for n, s in enumerate(places))
+    return tuple(
+        Label(span=span, text=text, primary=n == 0)
+        for n, span in enumerate(dict.fromkeys(s for s in spans if s is not None))
+    )
 
 
 # ---- limits --------------------------------------------------------------------------------------
@@ -211,10 +213,10 @@ def left_out(unshown: int, untried: int) -> tuple[str, ...]:
     >>> left_out(1, 0), left_out(0, 2)
     (('not shown: 1 more change that fixes this error',), ('not tried: 2 more changes',))
     """
-    fix = "fixes" if unshown == 1 else "fix"
     return applicable(
         {
-            f"not shown: {counted(unshown, 'more change')} that {fix} this error": unshown > 0,
+            f"not shown: {counted(unshown, 'more change')} that"
+            f" {'fixes' if unshown == 1 else 'fix'} this error": unshown > 0,
             f"not tried: {counted(untried, 'more change')}": untried > 0,
         }
     )

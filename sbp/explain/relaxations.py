@@ -189,8 +189,7 @@ def _dearest_first(request: Request, program: Program, dear: Sequence[PinSite]) 
     planned = [(p, site) for site in dear if (p := best_program(drop_pins(request, site)))]
     found: list[Diagnostic] = []
     for without, site in sorted(planned, key=lambda one: one[0].cost.seconds):
-        if found:
-            without = best_program(drop_pins(request, site))
+        without = best_program(drop_pins(request, site)) if found else without
         if whole and without and _matters(program, whole.cost.seconds, without):
             found.append(_costly(request, site, whole, without, dearer=len(found)))
             request, whole = drop_pins(request, site), without

@@ -563,13 +563,15 @@ def _differing(
     kind: str, ours: Mapping[ValueKey, ComparedValue], theirs: Mapping[ValueKey, ComparedValue]
 ) -> tuple[ValueDifference, ...]:
     """Values of both plans whose types differ, most bytes first."""
-    found = [
-        ValueDifference(*key[1:3], value, theirs[key])
-        for key, value in ours.items()
-        if key[0] == kind and key in theirs and theirs[key].type != value.type
-    ]
     return tuple(
-        sorted(found, key=lambda d: -max(d.this.bytes_per_device, d.other.bytes_per_device))
+        sorted(
+            (
+                ValueDifference(*key[1:3], value, theirs[key])
+                for key, value in ours.items()
+                if key[0] == kind and key in theirs and theirs[key].type != value.type
+            ),
+            key=lambda d: -max(d.this.bytes_per_device, d.other.bytes_per_device),
+        )
     )
 
 
