@@ -402,12 +402,15 @@ class _Inquiry:
 
     def explain_conversion(self, group: Group, *, tried: bool) -> ExplainedConversion:
         """A conversion with its reason, and a plan with the conversion elsewhere if asked."""
-        first, instead = group[0], None
+        first = group[0]
         reason = self.origins.reason(first, first.box.source.codes, first.box.target.codes)
         if tried:
             self.planning(self.left)
-        if tried and not reason.need.is_forced:
-            instead = self.alternative(plan_deferred(self.program.request, group, reason.need))
+        instead = (
+            self.alternative(plan_deferred(self.program.request, group, reason.need))
+            if tried and not reason.need.is_forced
+            else None
+        )
         return ExplainedConversion(
             steps=first.box.steps,
             runs=sum(p.trips for p in group),
