@@ -60,12 +60,14 @@ def arrives(fault: BlamedFault, node: Node) -> str:
     n = fault.request.mesh.sizes[fault.position]
     users = {i: [operand_code(fault.names, node, i, c) for c in made[i]] for i in made}
     texts = {i: f"{shown[i]} is {atoms_text(codes)}" for i, codes in users.items()}
-    for i, codes in made.items():
-        if len(codes) == 1 and codes[0] > 0:
-            size = fault.request.graph.aval(node.inputs[i]).shape[codes[0] - 1]
-            if size < n:
-                short = f"its dim {users[i][0] - 1} of size {size} is shorter than {n} devices"
-                return f"{texts[i]}, but {short}"
+    short = (
+        f"{texts[i]}, but its dim {users[i][0] - 1} of size {size} is shorter than {n} devices"
+        for i, codes in made.items()
+        if len(codes) == 1 and codes[0] > 0
+        if (size := fault.request.graph.aval(node.inputs[i]).shape[codes[0] - 1]) < n
+    )
+    if too_short := next(short, ""):
+        return too_short
     distinct = dict.fromkeys(texts.values())
     partial = dict.fromkeys(shown[i] for i, codes in made.items() if left(codes) == "partial")
     text = ", ".join(distinct) + (

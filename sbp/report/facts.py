@@ -345,11 +345,14 @@ def detail(one: Collective, limit: int = 2) -> str:
 
 def _line(reason: ConversionReason) -> str:
     """The line of the maker; where it has none, that of the reader."""
-    for node in (reason.maker, reason.need.node if reason.need.is_read else None):
-        span_of = annotation_span if node and node.op == annotate_p.name else users_span
-        if node and (span := span_of(node)):
-            return f"{'the gradient of ' if node.backward else ''}{place(span)}"
-    return str(reason.value)
+    lines = (
+        f"{'the gradient of ' if node.backward else ''}{place(span)}"
+        for node in (reason.maker, reason.need.node if reason.need.is_read else None)
+        if node
+        for span in [annotation_span(node) if node.op == annotate_p.name else users_span(node)]
+        if span
+    )
+    return next(lines, str(reason.value))
 
 
 # ---- inputs -------------------------------------------------------------------------------------
