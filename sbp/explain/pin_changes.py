@@ -257,11 +257,12 @@ def _own_reads(graph: Graph, subject: Subject) -> frozenset[tuple[int, Operand]]
         lambda n: (kind_of(n, graph), n.is_recomputed),
     )
     turns = sum(not makers[v].is_recomputed for v in subject.values if v in makers)
-    turn: dict[int, int] = {}
-    for nodes in alike.values():
-        each = -(-len(nodes) // max(1, turns))
-        for number, node in enumerate(nodes):
-            turn[node.id] = turns - 1 - number // each if node.backward else number // each
+    turn = {
+        node.id: turns - 1 - number // each if node.backward else number // each
+        for nodes in alike.values()
+        for each in [-(-len(nodes) // max(1, turns))]
+        for number, node in enumerate(nodes)
+    }
     return frozenset(
         (node.id, o)
         for nodes in alike.values()

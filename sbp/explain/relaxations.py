@@ -75,16 +75,19 @@ def gathered_matrices(program: Program) -> tuple[Diagnostic, ...]:
     found: dict[int, Diagnostic] = {}
     for planned in program.boxes():
         source, target = planned.box.source, planned.box.target
-        pairs = zip(program.mesh.names, source.codes, target.codes, strict=True)
-        over = " and ".join(f"`{name}`" for name, have, take in pairs if have > 0 and take == 0)
+        over = " and ".join(
+            f"`{name}`"
+            for name, have, take in zip(program.mesh.names, source.codes, target.codes, strict=True)
+            if have > 0 and take == 0
+        )
         shape, sent = shape_text(program.graph.avals[source.value]), planned.bytes_per_device
         label = f"takes {shape} whole, so sbp gathers it on {over}: {bytes_text(sent)} per device"
         for node in _taking_whole(planned) if over and sent > NOTED_BYTES else ():
-            what = f"{node.name} `{source_text(node.span)}`"
             note = Diagnostic(
                 code="gathered-matrix",
                 severity="note",
-                title=f"{what} is computed whole on every device of {over}",
+                title=f"{node.name} `{source_text(node.span)}` is computed whole on every device of"
+                f" {over}",
                 labels=labels_at([node.span], label),
                 notes=(
                     f"sbp can split {node.name} only along its batch dims: each device needs the"

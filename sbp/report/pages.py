@@ -32,7 +32,6 @@ from sbp.plan.ir import ORDERED_TYPES
 from sbp.plan.program import Program, place, sends
 from sbp.report import device_bytes, facts, flows, shards, timeline
 from sbp.report.parts import (
-    Excerpt,
     Facts,
     Mark,
     Page,
@@ -64,18 +63,20 @@ from sbp.types import P
 def finding(diagnostic: Diagnostic) -> ShownDiagnostic:
     """A diagnostic with its source lines: an excerpt of each file, that of the primary label
     first."""
-    primary, excerpts = diagnostic.primary, list[Excerpt]()
+    primary = diagnostic.primary
     labels = [primary, *diagnostic.labels] if primary else []
-    for file, here in group_by(labels, lambda label: label.span.file).items():
-        at = here.pop(0) if here[0] is primary else here[0]
-        excerpts.append(
+    return ShownDiagnostic(
+        diagnostic=diagnostic,
+        excerpts=tuple(
             (
                 position_text(file, at.span.line, at.span.column),
                 diagnostic.scope if at is primary else "",
-                tuple(_lines(file, here)),
+                tuple(_lines(file, here[1:] if at is primary else here)),
             )
-        )
-    return ShownDiagnostic(diagnostic=diagnostic, excerpts=tuple(excerpts))
+            for file, here in group_by(labels, lambda label: label.span.file).items()
+            for at in here[:1]
+        ),
+    )
 
 
 def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
