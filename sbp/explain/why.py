@@ -38,20 +38,10 @@ from sbp.types import MONOIDS, NdSbp
 # A program planned with one thing changed: its cost, or why it has no plan.
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a changed program has no plan.
-
-    Arguments:
-      kind: "fault": one mesh axis has no types; "joint": each has types, all together have none;
-        "memory": no plan fits the memory limit; "elsewhere": no row takes the conversion there.
-      request: the changed program.
-      fault: of the kind "fault", the fault.
-    """
-
-    kind: Literal["fault", "joint", "memory", "elsewhere"]
-    request: Request
-    fault: CheckResult | None = None
+Refusal = tuple[Request, CheckResult] | Literal["joint", "memory", "elsewhere"]
+"""Why a changed program has no plan. The program and its fault: one mesh axis has no types.
+"joint": each mesh axis has types, all together have none. "memory": no plan fits the memory limit.
+"elsewhere": no row takes the conversion there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +74,8 @@ def plan_of(request: Request) -> Program | Refusal:
         return program
     fault = check(request)
     if fault.status == "unsat":
-        return Refusal("fault", request, fault)
-    return Refusal("joint" if request.memory_limit is None else "memory", request)
+        return request, fault
+    return "joint" if request.memory_limit is None else "memory"
 
 
 # ---- deferral -----------------------------------------------------------------------------------
@@ -134,8 +124,8 @@ def plan_deferred(request: Request, group: "Group", need: ConversionNeed) -> Pro
     known = all(at[1] in present for at in conditions)
     program = PlanSearch(request, conditions=conditions).cheapest() if known else None
     if program is None:
-        return Refusal("elsewhere", request)
-    return program if program.fits else Refusal("memory", request)
+        return "elsewhere"
+    return program if program.fits else "memory"
 
 
 # ---- conversions --------------------------------------------------------------------------------
@@ -429,7 +419,7 @@ class _Inquiry:
           found: the plan, or why there is none.
           wanted: the change.
         """
-        if isinstance(found, Refusal):
+        if not isinstance(found, Program):
             return Alternative(wanted=wanted, refusal=found)
         t = Types(found, self.program.request.graph).type_of(self.subject)
         return Alternative(wanted=wanted, type=t, cost=found.cost)

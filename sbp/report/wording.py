@@ -303,9 +303,9 @@ def _partners(
 
 def refusal_text(found: Refusal) -> str:
     """Why a changed program has no plan."""
-    fault, request = found.fault, found.request
-    if fault is None:
-        return _REFUSALS[found.kind]
+    if isinstance(found, str):
+        return _REFUSALS[found]
+    request, fault = found
     policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
     axis = f"on `{fault.mesh_axis}`" + (f" under {policies}" if fault.policy else "")
     if not fault.sink:
