@@ -63,11 +63,11 @@ Key = tuple[str, Phase]
 
 @dataclass(slots=True)
 class PlaceName:
-    """What a line, function or scope of the user is called.
+    """The name of a line, function or scope of the user.
 
     Attributes:
-      name: what tells it from others.
-      text: the source line, or the name of the function or scope.
+      name: its key; no other place has the same.
+      text: the text of the source line, or the name of the function or scope.
       where: file and line.
     """
 

@@ -55,14 +55,14 @@ class Interval(NamedTuple):
     """Time that one device spends on one thing. All runs of a loop's body are one interval.
 
     Attributes:
-      what: the collective or the operation.
-      start, seconds: modelled; `start` is 0 where the call begins.
-      waited: of these seconds, those that the step waits for; the others run beside its work.
-      bound: what they are spent on: `compute`, `memory` (of the device or of its host), or `link`
-        with the names of the mesh axes whose links are used.
+      what: the name of the collective or of the operation.
+      start, seconds: its modelled start and length. The call begins at 0.
+      waited: the part of `seconds` for which the step waits. The rest runs beside the step's work.
+      bound: what the time is spent on: `compute`, `memory` (of the device or of its host), or
+        `link` with the names of the mesh axes whose links are used.
       axes: names of these axes; empty for local work.
-      node: the operation that it belongs to; for a conversion its reader. None for a result that is
-        an argument.
+      node: the operation that the interval belongs to; for a conversion its reader. None for a
+        result that is an argument.
       phase: forward, backward or update.
       runs: how often it runs per call. A branch of a `cond` runs a part of a time.
       flops: floating-point operations of a product on all devices together, in all its runs.
@@ -92,7 +92,7 @@ class Interval(NamedTuple):
 
     @property
     def cause(self) -> tuple[str, tuple[str, str], Phase, tuple[str, ...]]:
-        """What it is put together with others by."""
+        """The key by which `causes` adds up intervals."""
         return self.what, self.line, self.phase, self.axes
 
 
@@ -251,8 +251,8 @@ def trace_events(found: Schedule) -> list[dict[str, Any]]:
 
 
 def causes(found: Schedule) -> list[Interval]:
-    """What the step waits for, the longest first: operations, and conversions for them, put
-    together by line, pass, name and mesh axes, with the sums of their runs and seconds."""
+    """The operations and conversions that the step waits for, the longest first. Those of one
+    line, pass, name and mesh axes are one, with the sums of their runs and seconds."""
     sums = (
         same[0]._replace(runs=sum(i.runs for i in same), waited=sum(i.waited for i in same))
         for same in group_by(found.intervals, lambda one: one.cause).values()
