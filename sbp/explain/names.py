@@ -109,7 +109,7 @@ class Names(Dataflow):
         )
 
     def is_other(self, name: str, node: Node, value: Operand, at: Span | None = None) -> bool:
-        """Whether a variable that a node's line reads is surely another value.
+        """Whether sbp is sure that a variable in a node's line holds another value than `value`.
 
         Arguments:
           name: the variable.
@@ -125,8 +125,9 @@ class Names(Dataflow):
         )
 
     def _is_other(self, name: str, at: Span, frames: Sequence[Span], value: int) -> bool:
-        """The same of an expression that reads the variable. An expression without operations hands
-        on what it is given, and an element of a result may be any of its parts.
+        """Whether sbp is sure that a variable in an expression holds another value than `value`. It
+        is not sure if the expression that makes the variable has no operations, because such an
+        expression may return its argument, or if the variable is one element of a result.
 
         Arguments:
           name: the variable.
