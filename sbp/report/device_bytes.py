@@ -47,15 +47,15 @@ MemoryClass = (
     InputClass
     | Literal["results", "copies of weights", "activations", "gradients", "temporaries", "gaps"]
 )
-"""What bytes are for.
+"""The use of bytes in memory.
 
-* `weights`, `optimiser`, `other arguments`: arguments, as `InputUses` tells them;
-* `results`: those that take no buffers of donated arguments;
-* `copies of weights`: gathered, cast or rearranged;
-* `activations`: what the forward pass makes and a later pass needs;
-* `gradients`: what the backward pass makes and the update needs;
-* `temporaries`: all else that operations make, and what they need while they run;
-* `gaps`: what is lost between the last four.
+* `weights`, `optimiser`, `other arguments`: arguments, by their class in `InputUses`;
+* `results`: results that do not take the buffer of a donated argument;
+* `copies of weights`: weights that were gathered, cast or rearranged;
+* `activations`: values that the forward pass makes and a later pass needs;
+* `gradients`: values that the backward pass makes and the update needs;
+* `temporaries`: all other values that operations make, and memory that they need while they run;
+* `gaps`: memory that is lost between values of the last four classes.
 """
 COLORS: dict[MemoryClass, str] = {
     "weights": SPLIT,

@@ -373,15 +373,15 @@ class InputUses:
 
     Attributes:
       phases: the phase of each operation.
-      names: who makes and who reads each value, and the user's names of them.
-      readers: for the number of each input, the phases that read it, directly or as an operand that
-        is the input rearranged or cast.
-      products: the products of the forward pass, each with the floating-point operations of all its
-        runs, on whole tensors, and its weight; None where both operands are activations.
+      names: the maker, the readers and the user's name of each value.
+      readers: by the number of an input, the phases that read it. A phase also reads an input if an
+        operand is the input after casts and rearrangements.
+      products: the products of the forward pass. Each has the floating-point operations of all its
+        runs, on whole tensors, and its weight; None if both operands are activations.
       lookups: the lookups of the forward pass, each with the number of the input that is its table;
-        None if no input is.
-      reads: the products and lookups that take weights, each with the number of the operand and of
-        the input that it is.
+        None if its table is no input.
+      reads: the products and lookups that read weights, each with the number of the operand and the
+        number of the input.
       weights: the numbers of these inputs.
     """
 

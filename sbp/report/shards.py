@@ -41,11 +41,11 @@ Extent = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFact:
-    """What some devices have alike.
+    """A shard, with the devices that have it.
 
     Arguments:
-      extents: the indices of the tensor's elements, for each dim.
-      summand: which summand of these elements it is, from 0; 0 where the tensor is not partial.
+      extents: for each dim, the indices of the tensor's elements.
+      summand: the number of the summand of these elements, from 0; 0 if the tensor is not partial.
       devices: the devices that have it, in order. Device k is `mesh.devices.flat[k]`.
     """
 
