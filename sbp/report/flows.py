@@ -21,7 +21,7 @@ from sbp.errors import (
 )
 from sbp.infer.space import to_type
 from sbp.plan.program import PHASES, Phase, Phases, Program, Send, sends
-from sbp.report.facts import nodes_with_runs
+from sbp.report import facts, wording
 from sbp.report.parts import (
     CELL,
     COSTLY,
@@ -36,7 +36,6 @@ from sbp.report.parts import (
     sentences,
     table_of,
 )
-from sbp.report.wording import without_number
 from sbp.source.reader import line_text, shorten, users_span
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import CONTROL_FLOW, Dataflow, Node, group_by
@@ -142,7 +141,7 @@ class ProgramFlows:
             sends(program), lambda s: None if s.is_returned or not s.node else s.node.id
         )
         copies = defaultdict[Key, dict[Span | None, Counter[str]]](lambda: defaultdict(Counter))
-        for node, runs in nodes_with_runs(program.graph):
+        for node, runs in facts.nodes_with_runs(program.graph):
             named = place_name(node, grouping)
             for send in sent.get(node.id, ()):
                 _stop(stops, named, send.phase).sends.append(send)
@@ -206,7 +205,7 @@ def branches_text(shown: float, called: float) -> str:
 def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
     """The line, function or scope of a node."""
     if grouping == "scope":
-        name = "/".join(without_number(n) for n in scope_names(node.scope) if "->" not in n)
+        name = "/".join(wording.without_number(n) for n in scope_names(node.scope) if "->" not in n)
         return PlaceName(name, shorten(name, TEXT_LIMIT) or "(no scope)")
     # A `jax.shard_map` that is itself the program has no line of its own.
     inner = node.params["body"].walk() if node.op == SHARD_MAP else ()

@@ -13,17 +13,9 @@ from sbp.handwritten.check import Coverage
 from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, or_none, takes
 from sbp.plan.program import PHASES, Program
 from sbp.plan.saved import write_file
-from sbp.report import device_bytes, facts, flows, pages, shards
+from sbp.report import device_bytes, facts, flows, pages, shards, timeline
 from sbp.report.parts import Page, Picture, Section, png_of
 from sbp.report.rendering import MIN_WIDTH, page_html, page_lines
-from sbp.report.timeline import (
-    Schedule,
-    lane_seconds,
-    limits,
-    limits_section,
-    timeline_picture,
-    trace_events,
-)
 
 TEXT_WIDTH = 120
 """Columns of plain text by default."""
@@ -277,7 +269,7 @@ class Report(Shows):
         >>> print(step.plan(x, x).report().roofline().text().splitlines()[0])
         limits: 1.02 KFLOP per call
         """
-        return Shown(page=Page(parts=(limits_section(self._planned("modelled")),)))
+        return Shown(page=Page(parts=(timeline.limits_section(self._planned("modelled")),)))
 
     @takes("Report.timeline", skip=1)
     def timeline(self) -> Shown:
@@ -294,7 +286,7 @@ class Report(Shows):
         >>> "nothing was measured" in step.plan(x, x).report().timeline().text()
         True
         """
-        return Shown(page=Page(parts=(timeline_picture(self._planned("modelled")),)))
+        return Shown(page=Page(parts=(timeline.timeline_picture(self._planned("modelled")),)))
 
     @takes("Report.trace", skip=1)
     def trace(self, path: str | os.PathLike[str]) -> None:
@@ -316,7 +308,7 @@ class Report(Shows):
         >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
         >>> step.plan(x, x).report().trace("step.json")
         """
-        events = trace_events(Schedule(self._planned("modelled")))
+        events = timeline.trace_events(timeline.Schedule(self._planned("modelled")))
         write_file(path, json.dumps({"traceEvents": events}).encode())
 
     @takes("Report.memory", skip=1)
@@ -378,14 +370,14 @@ def plan_data(program: Program, output_names: tuple[str, ...]) -> dict[str, Any]
       program: the plan.
       output_names: names of the results.
     """
-    limited = limits(program)
+    limited = timeline.limits(program)
     return {
         "mesh": dict(program.mesh.axes),
         "hardware": program.mesh.hardware.name,
         "bytes_sent_per_device": program.cost.bytes_per_device,
         "peak_memory_bytes_per_device": program.cost.peak_memory_bytes,
         "modelled_seconds": program.cost.seconds,
-        "seconds_by_lane": lane_seconds(Schedule(program)),
+        "seconds_by_lane": timeline.lane_seconds(timeline.Schedule(program)),
         "memory_at_peak": dict(device_bytes.LiveBytes(program).peak.bytes),
         "limits": {
             "flops": limited.flops,

@@ -11,8 +11,7 @@ from sbp.handwritten.emulation import atom_of
 from sbp.infer.cost import exchanges, local_seconds
 from sbp.plan.ir import Apply, Box, walk
 from sbp.plan.program import PHASES, Phase, Phases, Program
-from sbp.report.facts import flops_of
-from sbp.report.flows import Grouping, PlaceName, place_name
+from sbp.report import facts, flows
 from sbp.report.parts import (
     COSTLY,
     PARTIAL,
@@ -87,7 +86,7 @@ class Interval(NamedTuple):
     @property
     def line(self) -> tuple[str, str]:
         """The text of its line, and where it stands."""
-        place = place_name(self.node) if self.node else PlaceName("", "(results)")
+        place = flows.place_name(self.node) if self.node else flows.PlaceName("", "(results)")
         return place.text, place.where
 
     @property
@@ -196,7 +195,7 @@ def _flops(graph: Graph, node: Node) -> float:
         )
         return devices * sum(_flops(body, n) for n in body.nodes)
     inner = [sum(_flops(region, n) for n in region.nodes) for region in node.regions]
-    return amount(node, inner) if inner else flops_of(graph, node)
+    return amount(node, inner) if inner else facts.flops_of(graph, node)
 
 
 def lane_seconds(found: Schedule) -> dict[str, dict[Phase, float]]:
@@ -228,7 +227,7 @@ def trace_events(found: Schedule) -> list[dict[str, Any]]:
         *(
             event("loops", loop, f"{loop.node.op} {place.where}", line=place.text)
             for loop in found.loops
-            for place in [place_name(loop.node)]
+            for place in [flows.place_name(loop.node)]
         ),
         *(
             event(
@@ -510,12 +509,12 @@ class Limits(Work):
 def limits(program: Program) -> Limits:
     """What limits a program. Of a `cond`, the mean of its branches counts, as in the modelled
     time."""
-    has_scopes = any(place_name(n, "scope").name for n in program.graph.walk())
-    named: Grouping = "scope" if has_scopes else "function"
+    has_scopes = any(flows.place_name(n, "scope").name for n in program.graph.walk())
+    named: flows.Grouping = "scope" if has_scopes else "function"
     places = group_by(
         Schedule(program).intervals,
         lambda one: (
-            place_name(one.node, named).text if one.node else "arguments and results",
+            flows.place_name(one.node, named).text if one.node else "arguments and results",
             one.phase,
         ),
     )
