@@ -11,6 +11,7 @@ from typing import Any
 from jax import lax
 
 from sbp.errors import SHOWN, Diagnostic, Help, Label, RuleRow, Span, counted
+from sbp.explain import pin_changes, relaxations
 from sbp.explain.change import (
     BlamedFault,
     Diagnosis,
@@ -22,8 +23,6 @@ from sbp.explain.change import (
 )
 from sbp.explain.helps import helps_of, policy_to_blame
 from sbp.explain.names import Names, asked_text, operand_code, pinned_value, result_code
-from sbp.explain.pin_changes import without_pins
-from sbp.explain.relaxations import budget_help, impossible_budgets, no_typing_together
 from sbp.infer.check import Checker, CheckResult
 from sbp.infer.constraints import POLICY_LITERAL, ReadConstraint, budget_literal
 from sbp.infer.flow import allowing
@@ -374,7 +373,8 @@ def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diag
         )
     if not diagnostics:
         diagnostics.append(
-            impossible_budgets(request, limits) or no_typing_together(request, limits)
+            relaxations.impossible_budgets(request, limits)
+            or relaxations.no_typing_together(request, limits)
         )
     return tuple(
         sorted(
@@ -466,7 +466,7 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
     if fault.found.budgets:
         code, title = "budget", f"{subject} needs a collective that a budget forbids"
         # The least size of the first budget is the last help.
-        least = budget_help(fault.request, fault.found.budgets[0], plans=limits.plans)
+        least = relaxations.budget_help(fault.request, fault.found.budgets[0], plans=limits.plans)
         last = () if least is None else (least,)
         shown = helps[: limits.shown - len(last)]
         unshown += len(helps) - len(shown)
@@ -548,7 +548,7 @@ def impossible(fault: BlamedFault) -> Diagnostic:
         else f"the array has shape {tuple(aval.shape)} and dtype {aval.dtype}"
     )
     # The pins of another fault would leave the program without a plan.
-    drop = without_pins(fault.request, site, position=fault.position)
+    drop = pin_changes.without_pins(fault.request, site, position=fault.position)
     found = tried([drop], plans=1 if len(fault.diagnosis.groups) == 1 else 0)
     helps = tuple(one.help(program) for one, program in found.accepted)
     return Diagnostic(
