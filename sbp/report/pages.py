@@ -19,13 +19,10 @@ from sbp.errors import (
     position_text,
     seconds_text,
 )
-from sbp.explain.change import labels_at
+from sbp.explain import change, subjects
 from sbp.explain.names import recomputed_lines
-from sbp.explain.subjects import SourcePlace
-from sbp.handwritten.check import Coverage
-from sbp.handwritten.compared import run_text
-from sbp.infer.flow import is_real
-from sbp.infer.space import encode, to_type
+from sbp.handwritten import check, compared
+from sbp.infer import flow, space
 from sbp.limits import policies_text
 from sbp.machine.hardware import HARDWARE
 from sbp.plan.ir import ORDERED_TYPES
@@ -89,7 +86,10 @@ def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
             code=error.code,
             severity="error",
             title=error.title,
-            labels=(*labels_at([error.span or _jax.raising_span(error)], ""), *error.related),
+            labels=(
+                *change.labels_at([error.span or _jax.raising_span(error)], ""),
+                *error.related,
+            ),
             notes=tuple(f"  {line}" for line in error.details),
         ),
     )
@@ -115,7 +115,7 @@ def _mark(text: str, label: Label) -> Mark:
 # What `sbp.check_shard_map` checked of a program, as parts of a page.
 
 
-def coverage_section(read: Coverage) -> Section:
+def coverage_section(read: check.Coverage) -> Section:
     """The collectives of a program and its comparisons with one device."""
     made = table_of(
         read.collectives,
@@ -131,7 +131,7 @@ def coverage_section(read: Coverage) -> Section:
         title=f"checked: {counted(read.regions, 'region')} with {counted(read.values, 'value')},"
         f" {counted(len(read.collectives), 'collective')}: {size_text(read.collectives)}"
         " per device",
-        parts=(*([made] if made.rows else []), *map(run_text, read.runs)),
+        parts=(*([made] if made.rows else []), *map(compared.run_text, read.runs)),
     )
 
 
@@ -158,7 +158,7 @@ def precision(program: Program) -> tuple[Section, ...]:
         # An all-gather of blocks that were exchanged and added belongs to the same sum.
         if step and planned and send.reduces and send.kind != "all_gather":
             dtype = program.graph.avals[planned.box.target.value].dtype
-            if step.source[step.mesh_axes[0]] == encode(P) and is_real(dtype):
+            if step.source[step.mesh_axes[0]] == space.encode(P) and flow.is_real(dtype):
                 wide = step.wide if step.wide and step.wide.dim is not None else None
                 how = wide.dtype if wide else f"{dtype}, by the platform"
                 found[str(dtype), how].append((planned.trips, step.bytes_sent * planned.trips))
@@ -340,7 +340,7 @@ def _makes(program: Program, nodes: Sequence[Node]) -> tuple[tuple[str, str], ..
     found = (
         (
             names[k] if len(names) == len(last.outputs) else "",
-            repr(to_type(program.typing.values[value], program.mesh)) or "B",
+            repr(space.to_type(program.typing.values[value], program.mesh)) or "B",
         )
         for node in forward
         if node.op == last.op and users_span(node) == span
@@ -410,7 +410,7 @@ SHOWN_COLLECTIVES, SHOWN_SHORT, SHOWN_TENSORS = 12, 8, 16
 
 
 def refusal(
-    title: str, diagnostics: Sequence[Diagnostic], coverage: Coverage | None = None
+    title: str, diagnostics: Sequence[Diagnostic], coverage: check.Coverage | None = None
 ) -> Page:
     """The report of a program without a plan.
 
@@ -534,7 +534,7 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
             regions,
             {
                 "region": lambda r: r[0].name,
-                "line": lambda r: place_text(SourcePlace.of(r[0])),
+                "line": lambda r: place_text(subjects.SourcePlace.of(r[0])),
                 ">trips": lambda r: str(trips_of(r[0])),
                 ">runs of the body": lambda r: str(r[1]),
                 ">conversions that send": lambda r: str(len({s.planned or s.node for s in r[2]})),
