@@ -522,8 +522,6 @@ NAMES: dict[Role, str] = {
 SEEN = 0.05
 """Share of the operations, or of the bytes, from which a role is named."""
 
-_MOST = 1 - SEEN
-
 
 def strategy(program: Program) -> dict[str, str]:
     """What each mesh axis with more than one device is used for, in words, in the order of the
@@ -563,7 +561,7 @@ class _Reading:
         said = [
             *(
                 NAMES[role]
-                + (f" ({share:.0%} of FLOPs)" if share < _MOST and len(found) > 1 else "")
+                + (f" ({share:.0%} of FLOPs)" if share < 1 - SEEN and len(found) > 1 else "")
                 for role, share in found.items()
             ),
             *([tokens] if "tensor" in found and self._tokens(k) else []),
@@ -585,7 +583,7 @@ class _Reading:
         # The weights that products and lookups split, too.
         kept = {n for node, at, n in self.uses.reads if self._taken(node, k)[at] > 0}
         gathered, held = self._share(stored - kept, self.uses.weights), self._share(stored, state)
-        some = "" if gathered >= _MOST else f" ({gathered:.0%} of them)"
+        some = "" if gathered >= 1 - SEEN else f" ({gathered:.0%} of them)"
         is_fsdp, more = gathered >= SEEN, held > self._share(kept, self.uses.weights) + SEEN
         return applicable(
             {

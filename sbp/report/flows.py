@@ -198,8 +198,12 @@ def branches_text(shown: float, called: float) -> str:
     >>> branches_text(8.0, 8.0), branches_text(2048.0, 1024.0)
     ('', 'This counts all branches of conditionals; a call runs one of each and sends 1.0 KiB.')
     """
-    text = "This counts all branches of conditionals; a call runs one of each and sends {}."
-    return text.format(bytes_text(called)) if shown > called * (1 + 1e-6) else ""
+    return (
+        "This counts all branches of conditionals; a call runs one of each and sends"
+        f" {bytes_text(called)}."
+        if shown > called * (1 + 1e-6)
+        else ""
+    )
 
 
 def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:

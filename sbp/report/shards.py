@@ -222,8 +222,10 @@ def _drawn_dims(found: TensorShards) -> tuple[int, int, tuple[int, ...]]:
 
 def _devices_text(devices: Sequence[int], limit: int = 3, between: str = ",") -> str:
     """Devices with their runs joined, such as `0-3, 8-11`; the middle of many is left out."""
-    runs = group_by(enumerate(devices), lambda at: at[1] - at[0]).values()
-    texts = [f"{run[0][1]}-{run[-1][1]}" if run[1:] else str(run[0][1]) for run in runs]
+    texts = [
+        f"{run[0][1]}-{run[-1][1]}" if run[1:] else str(run[0][1])
+        for run in group_by(enumerate(devices), lambda at: at[1] - at[0]).values()
+    ]
     return between.join(_elide(texts, limit))
 
 
