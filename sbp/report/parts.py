@@ -363,12 +363,14 @@ class Board:
     def inside(
         self, left: float, right: float, y: float, text: str, title: str = "", spare: int = 0
     ) -> None:
-        """A text in the middle between two edges, where it has room, with `spare` characters."""
+        """A text in the middle between two edges. It is left out unless there is room for it and
+        for `spare` more characters."""
         if right - left > CELL * (len(text) + spare):
             self.text(((left + right) / 2, y), text, anchor="middle", title=title)
 
     def key(self, at: Point, ink: Ink, text: str, *, sign: str = "", title: str = "") -> float:
-        """What a colour means, behind a box of it with a sign, and where the next one may begin."""
+        """An entry of the key: a box of a colour with a sign, and the meaning beside it. Returns
+        where the next entry may begin."""
         self.rect(at, (22, 14), ink)
         if sign:
             self.text((at[0] + 11, at[1] + 11), sign, anchor="middle")

@@ -25,8 +25,8 @@ _WIDTH = Kind("a number of columns, from 20 to 10000", lambda x: is_whole(x) and
 
 
 class Shows:
-    """What shows itself: `print` and files get plain text, rich consoles styled text, and notebooks
-    HTML."""
+    """Base class of results that show themselves. `print` and files get plain text, rich consoles
+    get styled text, and notebooks get HTML."""
 
     __slots__ = ()
 
@@ -329,7 +329,7 @@ class Report(Shows):
         return Shown(page=Page(parts=(device_bytes.memory_picture(self._planned("drawn")),)))
 
     def _planned(self, what: str) -> Program:
-        """The plan; what a report without one cannot have is refused."""
+        """The plan. Raises an error if the report has none; `what` says what needs it."""
         if self.program is None:
             raise SbpError(
                 f"there is no plan to be {what}: fix the errors of this report first",
