@@ -83,14 +83,14 @@ def tried(
     screen: Callable[[Change], bool] = lambda one: True,
     plan: Callable[[Any], Program | None] | None = None,
 ) -> Tried:
-    """Plans each change that has edits, once for each text.
+    """Plans each change that has edits. Of several changes with one text it plans the first.
 
     Arguments:
       changes: the changes, the likeliest first.
-      plans: the most plans that are made while no change is accepted.
-      enough: the most plans once one is accepted; None for `plans`.
-      helps: how many accepted changes end the search; None for no limit.
-      screen: whether a change is worth a plan.
+      plans: the largest number of plans while no change is accepted.
+      enough: the largest number of plans after the first accepted change; None for `plans`.
+      helps: the number of accepted changes that ends the search; None for no limit.
+      screen: says whether a change is worth a plan.
       plan: plans what a change makes; None for the cheapest plan of a request.
     """
     accepted: list[Accepted] = []

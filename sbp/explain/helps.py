@@ -433,15 +433,15 @@ place is shown before the second of any."""
 
 
 def choose(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
-    """The helps that are shown, what was probably meant first: a split of another dim for a pin
-    that is odd, a conversion before the line, another atom for a pin, a pin dropped, another
-    policy; helps of one kind by their bytes. The first of each of `_PLACES` are shown before the
-    second of any. A change of two pins of which one gives up its split comes last, and is shown
-    where there is room.
+    """The helps that are shown, the likeliest first: a split of another dim for an odd pin, a
+    conversion before the line, another atom for a pin, a pin dropped, another policy. Helps of one
+    kind are sorted by their bytes. The first help of each of `_PLACES` is shown before the second
+    help of any. A change of two pins of which one gives up its split comes last, and is shown if
+    there is room.
 
-    A pin is odd where another split makes the plan no dearer than a conversion does: the rest of
-    the program agrees with that split. A pin that loses its split is odd where the plan is as dear
-    as with a conversion, which then takes back what the pin does.
+    A pin is odd if another split gives a plan that sends no more than the plan with a conversion:
+    the rest of the program agrees with that split. A pin that loses its split is odd if the plan
+    sends as much as with a conversion and is no slower, because that conversion undoes the pin.
 
     Arguments:
       found: the accepted helps, in the order in which they were tried.
