@@ -324,8 +324,10 @@ class BlamedFault:
             and f.sink[0].node is found.sink[0].node
             and f.sink[0].because.number != found.sink[0].because.number
         )
-        others = group_by(beside, lambda f: f.sink[0].because.number).values()
-        self.arriving = (found, *(same[0] for same in others))
+        self.arriving = (
+            found,
+            *(same[0] for same in group_by(beside, lambda f: f.sink[0].because.number).values()),
+        )
         self.made = {
             c.because.number: codes
             for f in self.arriving

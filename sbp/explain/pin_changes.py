@@ -567,9 +567,8 @@ class PinChanges:
     def alike(self, site: PinSite) -> list[PinSite]:
         """The other pins of `in_types` or `out_types` that ask the same of the same leaf of another
         layer: only positions in lists differ in their paths."""
-        demand = self.base.demand
         side = "input" if site.is_input else "output"
-        alike = demand.alike(side, site.position) if site.position >= 0 else ()
+        alike = self.base.demand.alike(side, site.position) if site.position >= 0 else ()
         return [
             s
             for s in pin_sites(self.base)
