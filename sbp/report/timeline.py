@@ -143,9 +143,13 @@ class Schedule:
         shares = (trips_of(n) if n.op in LOOPS else 1 / len(n.regions) for n in around)
         here = Interval("", 0.0, 0.0, 0.0, "memory", (), node, phase, math.prod(shares, start=1.0))
         if isinstance(instruction, Box):
-            for step in instruction.steps:
-                axes = step.mesh_axes if step.bytes_sent else ()
-                yield self._next(self._named(here, step.kind, axes), step.seconds)
+            yield from (
+                self._next(
+                    self._named(here, step.kind, step.mesh_axes if step.bytes_sent else ()),
+                    step.seconds,
+                )
+                for step in instruction.steps
+            )
         elif instruction.row.kernels:
             yield from self._apply(here, instruction)
 
