@@ -253,59 +253,57 @@ def computed_before(memory: DeviceMemory, block: Block) -> dict[int, tuple[Regis
     loops = [(at, i) for at, i in enumerate(block.instructions) if isinstance(i, Loop)]
     if not loops:
         return {}
-    before = _Before(memory, block)
     found: dict[int, tuple[Register, ...]] = {}
-    for start, (at, loop) in zip([0, *(n + 1 for n, _ in loops)], loops, strict=False):
-        held = [r for r in before.held(start, at) if r not in loop.ins]
+    every = _values_before(memory, block, [at for at, _ in loops])
+    for (_, loop), values in zip(loops, every, strict=True):
+        held = [r for r in values if r not in loop.ins]
         read = [s for s in loop.ins if isinstance(s, Register) and _is_tied(memory.avals[s.value])]
         if held and read:
             found[loop.node.id] = (*held, *read[:1])
     return found
 
 
-class _Before:
-    """What is computed between two loops."""
+def _values_before(
+    memory: DeviceMemory, block: Block, loops: Sequence[int]
+) -> Iterator[list[Register]]:
+    """For each loop, the values to compute between the loop before and this one.
 
-    def __init__(self, memory: DeviceMemory, block: Block) -> None:
-        self.size, self.block = memory.size, block
-        self.stored, last, _ = stored_values(block, memory.avals, memory.elements)
-        self.readers = Counter(s for i in block.instructions for s in i.ins)
-        outputs = (s for s in block.outputs if isinstance(s, Register))
-        self.last = {**last, **dict.fromkeys(outputs, len(block.instructions))}
+    Arguments:
+      memory, block: as `computed_before` takes them.
+      loops: the positions of the loops.
+    """
+    size, outputs = memory.size, (s for s in block.outputs if isinstance(s, Register))
+    stored, last, _ = stored_values(block, memory.avals, memory.elements)
+    last = {**last, **dict.fromkeys(outputs, len(block.instructions))}
+    readers = Counter(s for i in block.instructions for s in i.ins)
 
-    def held(self, start: int, loop: int) -> list[Register]:
-        """The values to compute before a loop.
-
-        Arguments:
-          start: the position behind the loop before.
-          loop: the position of the loop.
-        """
-        needed: dict[Register, float] = {}  # bytes that a value frees
-        found: dict[Register, None] = {}
-        for instruction in self.block.instructions[start:loop]:
-            sources = [s for s in instruction.ins if isinstance(s, Register)]
-            ending = [s for s in sources if self.last.get(s, 0) < loop]
-            freed = (max(self.freed_bytes(instruction, s), needed.get(s, 0.0)) for s in ending)
-            most = max(freed, default=0.0)
-            for register in instruction.outs:
-                needed[register] = most
-                if self.last.get(register, 0) > loop and register in self.stored:
-                    kept = register
-                    if isinstance(instruction, Box):  # the smaller one of operand and result
-                        kept = min(instruction.source, register, key=self.size)
-                    if needed.get(kept, 0.0) > self.size(kept):
-                        found[kept] = None
-        return list(found)
-
-    def freed_bytes(self, instruction: Instruction, source: Register) -> float:
+    def freed_bytes(instruction: Instruction, source: Register) -> float:
         """Bytes that an instruction frees, as the last reader of a value that would be there
         without it, or as a collective that makes it smaller."""
         is_freed = (
-            self.size(instruction.target) < self.size(source)
+            size(instruction.target) < size(source)
             if isinstance(instruction, Box)
-            else self.readers[source] > 1
+            else readers[source] > 1
         )
-        return self.size(source) if is_freed and source in self.stored else 0.0
+        return size(source) if is_freed and source in stored else 0.0
+
+    for before, loop in zip([-1, *loops], loops, strict=False):
+        needed: dict[Register, float] = {}  # bytes that a value frees
+        found: dict[Register, None] = {}
+        for instruction in block.instructions[before + 1 : loop]:
+            sources = [s for s in instruction.ins if isinstance(s, Register)]
+            ending = [s for s in sources if last.get(s, 0) < loop]
+            freed = (max(freed_bytes(instruction, s), needed.get(s, 0.0)) for s in ending)
+            most = max(freed, default=0.0)
+            for register in instruction.outs:
+                needed[register] = most
+                if last.get(register, 0) > loop and register in stored:
+                    # Of a conversion, the smaller one of operand and result.
+                    ends = (instruction.source,) if isinstance(instruction, Box) else ()
+                    kept = min((*ends, register), key=size)
+                    if needed.get(kept, 0.0) > size(kept):
+                        found[kept] = None
+        yield list(found)
 
 
 def _is_tied(aval: Any) -> bool:
