@@ -51,11 +51,11 @@ TRIALS = 16
 """Sets of reuses that are tried for one plan."""
 
 FREED = 0.1
-"""Share of the fastest plan's peak that another one has to hold less. Where loops hold less than
-that, no other types are looked for."""
+"""Share of the fastest plan's peak by which another plan must lower the peak. sbp looks for another
+plan only if loops hold at least this share."""
 
 NOTED = 0.01
-"""Share of the device's memory that the other plan has to hold less, too."""
+"""Share of the device's memory by which the other plan must lower the peak as well."""
 
 ROUNDS = 5
 """Prices of memory that are tried. Each plan is fullest at another moment, and the values that are
@@ -74,7 +74,7 @@ LARGE, AXIS_FACTOR = 6000, 8
 one mesh axis, and the factor by which each further axis lowers that number."""
 
 SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Numbers of segments of the forward pass that are tried where its values are made again."""
+"""Numbers of segments into which sbp tries to cut a forward pass that it recomputes."""
 
 
 @collecting_less()
@@ -107,12 +107,13 @@ def best_program(request: Request) -> Program | None:
 
 
 def best_if_near(request: Request, full: Program) -> Program | None:
-    """The cheapest program that fits, or None, also where no plan fits at three middle prices of
-    memory: then sbp does not try all prices.
+    """The cheapest program that fits. None if none fits, and if no plan fits at three middle prices
+    of memory: then sbp does not try the other prices.
 
     Arguments:
       request: with a memory limit.
-      full: a plan of a similar request. What is live at its fullest moment is charged.
+      full: a plan of a similar request. The price applies to the values that are live at the
+        fullest moment of this plan.
     """
     search = PlanSearch(request)
     for price in PRICES[3:6]:
@@ -192,7 +193,8 @@ class PlanSearch:
         Arguments:
           price: seconds per byte on one device.
           free: the cheapest plan without a price.
-          fuller: a plan. What is live at its fullest moment is charged from now on.
+          fuller: a plan. From now on, the price also applies to the values that are live at its
+            fullest moment.
         """
         found, typing = self.at_full(price, fuller), free.typing
         # A bound on seconds with a price of memory bounds only typings that take no more memory.
@@ -231,9 +233,9 @@ class Room:
 def room_of(programs: Sequence[Program]) -> Room:
     """The memory that plans may take with the results of conversions that they keep.
 
-    With a memory limit that is all of the limit. Without one, a plan that holds every gathered
-    weight of a model is the fastest one by a few percent, for a third more memory that nobody asked
-    for. So reuses have to be worth the memory that they take.
+    With a memory limit, they may take all of it. Without a limit, the fastest plan holds every
+    gathered weight of a model. It is a few percent faster and takes a third more memory. So a reuse
+    must be worth the memory that it takes.
 
     Arguments:
       programs: plans of one request that reuse nothing.
@@ -295,10 +297,10 @@ def _trade_memory(search: PlanSearch, program: Program) -> Program:
     """The fastest plan, or one that holds so much less that it is worth the time. No memory limit
     is given.
 
-    The fastest plan of a loop over microbatches gathers split weights once, before the loop, and
-    holds them whole, with a whole gradient for each. Who splits weights does so to hold less. A
-    plan that gathers them in every turn is taken where it is worth the time: 1 % less memory may
-    take `WORTH` % more.
+    The fastest plan of a loop over microbatches gathers split weights once, before the loop. It
+    holds the whole weights, and a whole gradient for each. But users split weights to save memory.
+    So sbp takes a plan that gathers them in every turn if this is worth the time: 1 % less memory
+    may cost `WORTH` % more time.
 
     Arguments:
       search: of the request.
