@@ -1,19 +1,21 @@
 """Peak memory of a plan, by liveness of the values that reach memory: bytes of one device's memory,
 and bytes that one device has in host memory.
 
-XLA computes an elementwise value in each operation that reads it, and does not store it. What it is
-computed from has to be there as long. It stores
+XLA computes an elementwise value inside each operation that reads it, and does not store the value.
+So the operands of the value stay in memory until its last reader has run. XLA stores
 
-* what products, convolutions, collectives, loops and all other operations without fusion give, and
-  several arrays joined to one; a product that one elementwise operation reads continues into it,
-  and the result of that is stored whole, also where only a slice of it is read, unless it is a cast
-  to a wider dtype for several readers;
-* what such operations read, products and reductions excepted, which compute their operands;
-* what several operations read if a product continues into it;
-* what several products or reductions read if it is drawn at random, or if two costly operations,
-  one after the other, compute it (exp and division in a softmax); what one costly operation
-  computes is computed again by each reader;
-* what a costly operation computes and is padded before it is read.
+* the results of products, convolutions, collectives, loops and all other operations that it does
+  not fuse, and arrays that are joined from several arrays. If one elementwise operation reads a
+  product, the product continues into that operation, and XLA stores the result of the operation
+  instead. It stores this result whole, even if only a slice of it is read, unless the result is a
+  cast to a wider dtype for several readers;
+* the operands of such operations. Products and reductions are exceptions: they compute their
+  operands;
+* a value with several readers, if a product continues into it;
+* a value that several products or reductions read, if it is drawn at random, or if two costly
+  operations compute it, one after the other (exp and division in a softmax). After one costly
+  operation only, each reader computes the value again;
+* the result of a costly operation that is padded before it is read.
 """
 
 import math
@@ -70,7 +72,7 @@ class Moment:
       bytes: of all temporaries.
       scratch: bytes of these that the instruction needs besides its operands and results.
       live: the bytes of each temporary: of the program, then of the body of each loop around the
-          instruction. They are right until the next moment is asked for.
+          instruction. These dicts change when the next moment is asked for.
     """
 
     instruction: Instruction
@@ -242,9 +244,10 @@ class DeviceMemory:
 
 
 Stored = tuple[frozenset[Register], Mapping[Register, int], Mapping[int, list[Register]]]
-"""The values of a block that reach memory: all of them; the position of the last instruction that
-needs a register, to read it or to compute from it what that instruction reads; and those that may
-be computed before their place in the plan, by the position from which they are counted."""
+"""The values of a block that reach memory. First, all of these values. Second, for each register
+the position of the last instruction that reads it, or that reads a value computed from it without
+memory. Third, the values that XLA may compute before their place in the plan, by the position from
+which they count."""
 
 
 def fuses(instruction: Instruction, avals: Mapping[int, Any]) -> bool:
