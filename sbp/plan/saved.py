@@ -1,9 +1,9 @@
-"""A plan as a file, and back: what it was made for, its choices of types and rows, and its text;
-and the files themselves.
+"""Plans in files: how sbp writes a plan and reads it back.
 
-sbp does not trust a file. The file must have the shape that `dumps` writes. The certificate and the
-verifier check its choices in the same way as new choices. The plan with these choices must have the
-text of the file.
+A file has the program, mesh and options that the plan was made for, the choices of types and rows,
+and the text of the plan. sbp does not trust a file. The file must have the shape that `dumps`
+writes. The certificate and the verifier check its choices in the same way as new choices. The plan
+with these choices must have the text of the file.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ _PARTS = {
 """The parts of a file besides its format."""
 
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What Python raises for a file of another shape."""
+"""The exceptions of Python that a file with another shape may cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,8 @@ class SavedPlan:
       removed: the repeated conversions that the plan does not have: for each the value, the value
         that is read in its place, and the type.
       lines: the text of the plan before these were removed.
-      seal: a digest of `figures` and `removed`. Nothing else shows a change of the bound on how
-        good the plan is.
+      seal: a digest of `figures` and `removed`. Without it, sbp would not notice if someone changed
+        the lower bound in a file.
     """
 
     made_for: dict[str, str]
@@ -405,8 +405,8 @@ def write_file(path: Any, data: bytes) -> None:
 
 
 # ---- digests of programs ------------------------------------------------------------------------
-# What a program is, without its source lines. Programs with equal digests have the same operations
-# on the same values, and so the same plans.
+# A digest of a program leaves out its source lines. Programs with equal digests have the same
+# operations on the same values. So they have the same plans.
 
 
 def digests(graph: Graph) -> tuple[str, ...]:
