@@ -133,11 +133,11 @@ def meets_arguments(graph: Graph, block: Block) -> frozenset[Register]:
 
 
 # ---- lookups ------------------------------------------------------------------------------------
-# Casts of tables of which few rows are read: the rows are cast instead.
+# If a program casts a table and reads few rows of the result, sbp casts these rows instead.
 
 
 def late_casts(memory: DeviceMemory, block: Block) -> frozenset[Register]:
-    """The results of casts that nothing but lookups of fewer elements reads, in the type of the
+    """The results of casts whose only readers are lookups of fewer elements, in the type of the
     cast.
 
     Arguments:
@@ -166,7 +166,8 @@ def late_casts(memory: DeviceMemory, block: Block) -> frozenset[Register]:
 
 
 # ---- stacks -------------------------------------------------------------------------------------
-# What one loop stacks for a later one: in the matrices that fill tiles of a TPU.
+# Values that one loop stacks for a later loop. They are stored as matrices that fill the tiles of a
+# TPU.
 
 
 class Stacks:
@@ -178,7 +179,8 @@ class Stacks:
 
     Arguments:
       block: the program, written out.
-      kept: the values that are stacked for a later loop and that the user's program has not.
+      kept: the values that the plan stacks for a later loop and that the user's program does not
+        have.
     """
 
     def __init__(self, block: Block, kept: frozenset[int]) -> None:
@@ -227,7 +229,7 @@ def _matrix(x: Any) -> Any:
 
 
 # ---- order --------------------------------------------------------------------------------------
-# Which values a loop finds computed.
+# Which values are computed before a loop starts.
 
 
 def computed_before(memory: DeviceMemory, block: Block) -> dict[int, tuple[Register, ...]]:
@@ -318,21 +320,22 @@ def _is_tied(aval: Any) -> bool:
 
 
 # ---- turns of a loop ----------------------------------------------------------------------------
-# Casts of what a loop slices: they stay in the turns of the loop.
+# Casts of the slices that a loop takes. They stay inside the loop.
 
 
 def kept_casts(graph: Graph, loop: Loop, number: int, received: Set[Source]) -> frozenset[Register]:
-    """The results of casts from float32 to bfloat16 of what a body gets as slices, moved but not
-    sent.
+    """The results of casts from float32 to bfloat16 whose operands are slices that the loop takes,
+    or such slices in another layout. No collective sends them before the cast.
 
     The TPU compiler moves such a cast ahead of the loop. There it casts the whole stack: that takes
     about three times as long as its bytes, and the result lies in memory as long as the loop runs.
     In the loop, a product casts a slice as it reads it (`python -m benchmarks.scan_loops`). The
     compiler does not move `lax.reduce_precision`, and a cast of its result gives the same number.
 
-    This is for a loop in no other loop. Where a loop runs once for each microbatch, the cast of its
-    weights ahead of all loops serves all of them. And it is not for a stack that comes from a
-    collective: the compiler moves the cast ahead of that, too, and half of the bytes are sent.
+    sbp keeps casts only in a loop that is in no other loop. If a loop runs once for each
+    microbatch, one cast of its weights ahead of the outer loop serves all microbatches. sbp does
+    not keep the cast of a stack that comes from a collective. There the compiler moves the cast
+    ahead of the collective, which then sends half of the bytes.
 
     Arguments:
       graph: the program, for dtypes.
