@@ -33,21 +33,23 @@ from sbp.trace.places import TRANSFER, computes_in_host
 from sbp.types import Unreduced
 
 # ---- what the compiler makes cheaper -------------------------------------------------------------
-# What the TPU compiler makes cheaper than the constants below say: how much of what an operation
-# reads and writes reaches memory, and which all-reduces start together.
+# On TPUs, some operations cost less than the constants below say. This part finds the share of an
+# operation's operands and results that reaches memory, and the all-reduces that start together.
 #
-# It computes the operations of an update in one pass: gradients, weights and moments are read once,
-# new ones written once, and values in between never reach memory. In a loop, each turn reads its
-# slices of stacks whole, and writes what it adds to stacks whole.
+# The TPU compiler computes the operations of an update in one pass. It reads gradients, weights and
+# moments once and writes the new ones once. The values in between never reach memory. In a loop,
+# each turn reads its whole slices of stacks, and writes whole slices to stacks.
 
 
 FUSED_SHARE = 0.01
-"""Share of an operand or a result that never reaches memory, for the work on it."""
+"""The share that is charged for an operand or a result that never reaches memory. It stands for the
+work on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryShares:
-    """Shares that are known. A value that is absent has the constant share of its operation.
+    """The shares of operands and results that reach memory. A value that is not listed has the
+    constant share of its operation.
 
     Arguments:
       waited: for values that are fetched before products read them, the share that products wait
@@ -216,11 +218,11 @@ def _stacked_values(loop: Node) -> set[int]:
 
 
 # ---- all-reduces that start together ------------------------------------------------------------
-# Which all-reduces a compiler runs as one: those of gradients.
+# The compiler runs the all-reduces of gradients as one collective.
 #
-# No all-reduce of a gradient waits for another one, so XLA joins those over the same mesh axes into
-# one collective, which starts once. An all-reduce in front of a product cannot wait for the others,
-# and other collectives are not joined (`tests/tpu/test_compiled_plans.py`).
+# No all-reduce of a gradient waits for another one. So XLA joins the all-reduces over the same mesh
+# axes into one collective, which starts once. An all-reduce in front of a product cannot wait for
+# the others. XLA does not join other collectives (`tests/tpu/test_compiled_plans.py`).
 
 
 def reduced_together(graph: Graph, mesh: MeshSpec) -> Mapping[int, int]:
