@@ -77,8 +77,9 @@ def _dims(codes: Codes, mesh: MeshSpec, ndim: int) -> list[Any]:
 
 
 def place_array(x: Any, sharding: NamedSharding) -> jax.Array:
-    """An array in a sharding. What a process has as a whole (a NumPy array, an array on its own
-    devices) is one global value, equal in all processes: each takes its part, and nothing is sent.
+    """An array in a sharding. If each process has the whole array (a NumPy array, or an array on
+    its own devices), the array must be equal in all processes. Then each process takes its part,
+    and nothing is sent.
 
     Arguments:
       x: the array.
@@ -348,7 +349,7 @@ def _partials(codes: Codes) -> int:
 
 
 # ---- agreement of processes ---------------------------------------------------------------------
-# Several processes that run one plan: before the first run they compare what they run.
+# If several processes run one plan, they compare it before its first run.
 #
 # Processes that run different programs wait for each other without end, or compute wrong values.
 # So each process writes a description of its plan to the key-value store of `jax.distributed`. The
@@ -382,8 +383,9 @@ def processes_of(mesh: Mesh) -> tuple[int, ...]:
 
 
 def description(program: Program, mesh: Mesh) -> dict[str, Described]:
-    """What a process is about to run, by the names of its parts. The first part that differs is
-    the one to name: a mesh of another shape has another plan, too."""
+    """The parts of a plan that processes compare, by their names. An error names the first part
+    that differs, because a difference may cause later ones: a mesh of another shape has another
+    plan, too."""
     ids = [int(d.id) for d in mesh.devices.flat]
     kinds = sorted({d.platform for d in mesh.devices.flat})
     inputs = zip(
@@ -542,7 +544,7 @@ def _choices(block: Block) -> Iterator[str]:
 
 
 # ---- arguments of several processes -------------------------------------------------------------
-# What each process puts on its devices.
+# The arrays that each process puts on its devices.
 
 
 class JointRun:
