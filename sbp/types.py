@@ -47,10 +47,8 @@ class Split:
         ):  # a vmapped equation may have NumPy's integers for dims
             object.__setattr__(self, "dim", int(self.dim))
         if isinstance(self.dim, bool) or not isinstance(self.dim, int) or self.dim < 0:
-            example = ""
-            if isinstance(self.dim, int) and self.dim < 0:
-                rank = max(2, -self.dim)
-                example = f": dim {self.dim} of {rank} dims is S({rank + self.dim})"
+            rank = max(2, -self.dim) if isinstance(self.dim, int) and self.dim < 0 else 0
+            example = f": dim {self.dim} of {rank} dims is S({rank + self.dim})" if rank else ""
             raise SbpError(
                 f"S(dim) takes a whole number >= 0, got {show(self.dim)}; count dims from the"
                 f" front{example}",

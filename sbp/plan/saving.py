@@ -201,10 +201,9 @@ def save(typing: Typing, chosen: tuple[Repeat, ...]) -> Typing:
     Its graph is a rewritten one: readers of a repeated value read the first value.
     """
     saving = _Saving(typing, chosen)
-    graph = saving.block(typing.graph, saving.here, top=True)
     return replace(
         typing,
-        graph=replace(graph, avals=saving.avals),
+        graph=saving.block(typing.graph, saving.here, top=True),  # enters the other fields, too
         values=saving.values,
         rows=saving.rows,
         region_outputs=saving.returned,
