@@ -507,13 +507,9 @@ class Padded(_InParts):
         """The pytree: one leaf, the padded array."""
         return ((jax.tree_util.GetAttrKey("parts"), self.parts),), self._aux
 
-    def tree_flatten(self) -> tuple[Any, Any]:
-        """As `tree_flatten_with_keys`, without the key."""
-        return (self.parts,), self._aux
-
     @classmethod
     def tree_unflatten(cls, aux: Any, children: Any) -> "Padded":
-        """The inverse of `tree_flatten`."""
+        """The inverse of `tree_flatten_with_keys`."""
         return _made(children[0], *aux)  # JAX also passes what is no array, such as None
 
     @property
