@@ -2,7 +2,6 @@
 value."""
 
 import functools
-import heapq
 import math
 from collections import defaultdict
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
@@ -107,42 +106,38 @@ def native_partials(
     for edge in flow.edges:
         if isinstance(edge.operand, int) and edge.kind != "output":
             readers[edge.operand].add(edge.end.variable)
-    every, waiting = range(len(table.mesh.sizes)), list(range(len(flow.decisions)))
-    queued = set(waiting)
-    while waiting:
-        number = heapq.heappop(waiting)
-        queued.discard(number)
-        decision = flow.decisions[number]
-        # An output whose type is tied to an input does not make the input partial.
-        given = tuple(
-            native.get(e.operand, EMPTY)
-            if isinstance(e.operand, int) and e.kind != "output"
-            else EMPTY
-            for e in into[number]
-        )
-        found: dict[int, frozenset[str]] = defaultdict(frozenset)
-        node = decision.node
-        if decision.kind == "row" and node is not None:
-            ins = [graph.aval(o) for o in node.inputs]
-            outs = [graph.avals[o] for o in node.outputs]
-            rows = (
-                row
-                for k in (every if node.op in REGION_OPS else positions.values())
-                for row in table.partial_rows(node, node.id in rounding, ins, outs, k)
+    every, waiting = range(len(table.mesh.sizes)), set(range(len(flow.decisions)))
+    while waiting:  # each pass goes in program order, and only loops need a second one
+        for number in sorted(waiting):
+            waiting.discard(number)
+            decision, node = flow.decisions[number], flow.decisions[number].node
+            # An output whose type is tied to an input does not make the input partial.
+            given = tuple(
+                native.get(e.operand, EMPTY)
+                if isinstance(e.operand, int) and e.kind != "output"
+                else EMPTY
+                for e in into[number]
             )
-            for row_ins, yields in rows:
-                if worth_having(row_ins, given):
-                    for result, monoid in yields:
-                        found[node.outputs[result]] |= monoid
-        else:
-            found |= {v: _pinned_partial(node).union(*given) for v in decision.makes}
-        for value, monoids in found.items():
-            old = native.get(value, EMPTY)
-            if not monoids <= old:
-                native[value] = old | monoids
-                for reader in readers[value] - queued:
-                    queued.add(reader)
-                    heapq.heappush(waiting, reader)
+            found: dict[int, frozenset[str]] = defaultdict(frozenset)
+            if decision.kind == "row" and node is not None:
+                ins = [graph.aval(o) for o in node.inputs]
+                outs = [graph.avals[o] for o in node.outputs]
+                rows = (
+                    row
+                    for k in (every if node.op in REGION_OPS else positions.values())
+                    for row in table.partial_rows(node, node.id in rounding, ins, outs, k)
+                )
+                for row_ins, yields in rows:
+                    if worth_having(row_ins, given):
+                        for result, monoid in yields:
+                            found[node.outputs[result]] |= monoid
+            else:
+                found |= {v: _pinned_partial(node).union(*given) for v in decision.makes}
+            for value, monoids in found.items():
+                old = native.get(value, EMPTY)
+                if not monoids <= old:
+                    native[value] = old | monoids
+                    waiting |= readers[value]
     return native
 
 
