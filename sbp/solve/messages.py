@@ -28,10 +28,8 @@ def _depths(core: Core) -> dict[int, int]:
     depth: dict[int, int] = {}
     seen: set[int] = set()
     for first in core.order:
-        if first in seen:
-            continue
+        found = [] if first in seen else [first]
         seen.add(first)
-        found = [first]
         for v in found:
             near = core.near[v]
             depth[v] = 1 + max((depth[w] for w in near if w in depth), default=-1)
@@ -156,9 +154,7 @@ def pass_messages(
     if start is not None:
         passing.resume(start, core)
     best = np.arange(0)
-    best_cost, bound = np.inf, -np.inf
-    stale = 0
-    finished = False
+    best_cost, bound, stale, finished = np.inf, -np.inf, 0, False
     for sweep in range(sweeps + 1):
         passing.forward()
         gained, last = False, finished or sweep == sweeps
