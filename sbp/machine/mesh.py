@@ -170,12 +170,10 @@ def lay_out(hardware: Hardware, axes: Axes) -> AxisPlacement:
     slow = tuple((k, n, networks[name]) for k, (name, n) in enumerate(axes) if name in networks)
     sizes = [1 if name in networks else n for name, n in axes]
     inside, across = _divide(hardware, sizes)
-    on_chip = [1] * len(axes)
     innermost = next(
         (k for k in reversed(range(len(axes))) if inside[k] % hardware.devices_per_chip == 0), None
     )
-    if innermost is not None:
-        on_chip[innermost] = hardware.devices_per_chip
+    on_chip = [hardware.devices_per_chip if k == innermost else 1 for k in range(len(axes))]
     chips = [n // c for n, c in zip(inside, on_chip, strict=True)]
     torus = _on_torus(chips, hardware.torus_dims) if hardware.topology == "torus" else ()
     return AxisPlacement(tuple(on_chip), tuple(inside), tuple(across), slow, torus)
@@ -213,17 +211,13 @@ def _on_torus(chips: Sequence[int], dims: int) -> tuple[tuple[tuple[int, int], .
             for s in itertools.combinations(untouched, count)
         )
         whole = next((s for s in subsets if math.prod(extents[d] for d in s) == chips[axis]), None)
-        factors = [1] * dims
-        if whole is not None:
-            for d in whole:
-                factors[d] = extents[d]
-        else:
-            for p in _primes(chips[axis]):
-                d = max(
-                    (d for d in range(dims) if left[d] // factors[d] % p == 0),
-                    key=lambda d: (left[d] // factors[d], -d),
-                )
-                factors[d] *= p
+        factors = [extents[d] if d in (whole or ()) else 1 for d in range(dims)]
+        for p in _primes(chips[axis]) if whole is None else ():
+            d = max(
+                (d for d in range(dims) if left[d] // factors[d] % p == 0),
+                key=lambda d: (left[d] // factors[d], -d),
+            )
+            factors[d] *= p
         for d, factor in enumerate(factors):
             left[d] //= factor
             if factor > 1:
