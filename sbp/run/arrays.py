@@ -183,10 +183,9 @@ class Partial(_InParts):
     def _mesh(self) -> Mesh | None:
         """The mesh of the parts; None where they are on no mesh that has the axes of the type, and
         for parts without elements."""
-        sharding = getattr(self.parts, "sharding", None)
-        if isinstance(self.parts, _jax.Tracer) or not isinstance(sharding, NamedSharding):
-            return None
-        mesh = sharding.mesh
+        is_traced = isinstance(self.parts, _jax.Tracer)
+        sharding = None if is_traced else getattr(self.parts, "sharding", None)
+        mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
         if not isinstance(mesh, Mesh) or not set(self.type) <= set(mesh.axis_names):
             return None
         sizes = tuple(mesh.shape[axis] for axis in partial_axes(self.type, mesh))
@@ -644,12 +643,10 @@ def _held_type(t: Any, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> tup
             f"Padded: {found!r} has {'P' if found.is_partial else 'a free axis'}; give each mesh"
             " axis S(dim) or B"
         )
-    for axis in found:
-        if axis not in names:
-            raise SbpError(
-                f"Padded: the mesh has no axis {show(axis)}{nearest(axis, names)}",
-                code="unknown-axis",
-            )
+    for axis in (axis for axis in found if axis not in names):
+        raise SbpError(
+            f"Padded: the mesh has no axis {show(axis)}{nearest(axis, names)}", code="unknown-axis"
+        )
     return _split(found, shape, axes)
 
 
