@@ -245,11 +245,12 @@ class _Axis:
           asked: pins, policy and budgets.
           equations: all equations, in program order. No typing meets them together with `asked`.
         """
-
-        def has_none(count: int) -> bool:
-            return self.check([*asked, *equations[:count]])[0] == "unsat"
-
-        return equations[: bisect.bisect_left(range(len(equations)), True, key=has_none)]
+        shortest = bisect.bisect_left(
+            range(len(equations)),
+            True,
+            key=lambda count: self.check([*asked, *equations[:count]])[0] == "unsat",
+        )
+        return equations[:shortest]
 
     def codes(self, names: list[str], end: End) -> tuple[Code, ...]:
         """The codes that an end can have under the named literals. A code whose question has no

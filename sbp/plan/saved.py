@@ -174,8 +174,7 @@ class SavedPlan:
         if request.budgets:
             # Planning tries without the budgets first, as `sbp.plan.fit` says.
             with contextlib.suppress(SbpError):
-                free = self._resolve(replace(request, budgets=()))
-                program = free.within(request)
+                program = self._resolve(replace(request, budgets=())).within(request)
         program = program or self._resolve(request)
         if not program.fits:
             raise _refusal("it takes more memory than memory_limit")
