@@ -335,20 +335,16 @@ def held_for_loops(program: Program) -> float:
       program: a plan.
     """
     graph, elements = program.request.graph, DeviceMemory(program.typing, in_host=False).elements
-    split: dict[tuple[int, ...], int] = {}
-    for register in program.block.inputs:
-        shape, size = graph.avals[register.value].shape, elements(register)
-        split[shape] = min(size, split.get(shape, size))
-    found, every = 0.0, (i for block in blocks(program.block) for i in block.instructions)
+    by_shape = group_by(program.block.inputs, lambda r: graph.avals[r.value].shape)
+    split = {shape: min(map(elements, inputs)) for shape, inputs in by_shape.items()}
+    every = (i for block in blocks(program.block) for i in block.instructions)
     loops = [i for i in every if isinstance(i, Loop) and i.node.op in LOOPS]
     around = {s for i in loops for s in (*i.ins, *i.outs) if isinstance(s, Register)}
-    for register in around.intersection(program.fullest):
-        # What the backward pass reuses is no value of the traced program: it was judged before.
-        aval = graph.avals.get(register.value)
-        if aval is not None and aval.shape in split:
-            more = max(0, elements(register) - split[aval.shape])
-            found += more * _jax.itemsize(aval.dtype)
-    return found
+    # A value that the backward pass reuses is no value of the traced program. It was judged before.
+    known = [r for r in around.intersection(program.fullest) if r.value in graph.avals]
+    pairs = ((r, graph.avals[r.value]) for r in known if graph.avals[r.value].shape in split)
+    more = (max(0, elements(r) - split[a.shape]) * _jax.itemsize(a.dtype) for r, a in pairs)
+    return sum(more, 0.0)
 
 
 # ---- a memory limit -----------------------------------------------------------------------------
