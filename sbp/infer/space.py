@@ -357,26 +357,31 @@ class TypeSpace:
             for new in self._codes[position]:
                 kind = _CHANGES.get((_kind(old), _kind(new)))
                 target = (*source[:position], new, *inner)
-                is_outer = new > 0 and new in inner
-                if kind and new != old and not is_outer and target in self.index:
+                if kind and new != old and target in self.index and not (new > 0 and new in inner):
                     steps.append(self._step(kind, (position,), source, target, n, here))
         joint: dict[StepKind, tuple[int, ...]] = {
             "all_reduce": tuple(i for i, c in enumerate(source) if c < 0),
             "all_gather": tuple(i for i, c in enumerate(source) if c > 0 and self.sizes[i] > 1),
         }
-        for kind, several in joint.items():
-            for count in range(2, len(several) + 1):
-                for axes in itertools.combinations(several, count):
-                    if kind == "all_reduce" or not any(
-                        c == source[i] and k not in axes
-                        for i in axes
-                        for k, c in enumerate(source)
-                        if k > i
-                    ):
-                        target = tuple(0 if i in axes else c for i, c in enumerate(source))
-                        n = math.prod(self.sizes[i] for i in axes)
-                        if target in self.index:
-                            steps.append(self._step(kind, axes, source, target, n, here))
+        subsets = (
+            (kind, axes)
+            for kind, several in joint.items()
+            for count in range(2, len(several) + 1)
+            for axes in itertools.combinations(several, count)
+        )
+        for kind, axes in subsets:
+            target = tuple(0 if i in axes else c for i, c in enumerate(source))
+            if target in self.index and (
+                kind == "all_reduce"
+                or not any(
+                    c == source[i] and k not in axes
+                    for i in axes
+                    for k, c in enumerate(source)
+                    if k > i
+                )
+            ):
+                n = math.prod(self.sizes[i] for i in axes)
+                steps.append(self._step(kind, axes, source, target, n, here))
         return steps
 
     def _step(
