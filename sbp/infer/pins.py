@@ -43,7 +43,6 @@ def pin_of_sharding(
         or the value cannot have.
     """
     sharding: NamedSharding = pin.sharding
-    spec: PartitionSpec = sharding.spec
     where = str(span) if span else f"the sharding of {pin.asked_by}"
     try:
         if isinstance(sharding.mesh, Mesh) and not _is_same(sharding.mesh, mesh, ids):
@@ -54,7 +53,7 @@ def pin_of_sharding(
         check_rank(t, len(shape))
     except SbpError as error:
         raise SbpError(error.title, code=error.code, span=span, subject=where) from None
-    free = [d for d, e in enumerate(spec.partitions) if e is PartitionSpec.UNCONSTRAINED]
+    free = [d for d, e in enumerate(sharding.spec.partitions) if e is PartitionSpec.UNCONSTRAINED]
     whole = tuple(d for d in range(len(shape)) if d not in free) if free else ()
     return replace(pin, type=t, sharding=None, complete=not free, whole=whole)
 

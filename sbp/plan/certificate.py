@@ -49,7 +49,8 @@ def certificate(program: Program, output_names: Sequence[str]) -> str:
     whole = writer.graph(request.graph)
     known = len(writer.values)
     plan = writer.block(program.block)
-    values = writer.avals()
+    avals = program.graph.avals
+    values = [[str(avals[v].dtype), avals[v].shape] for v in writer.values]
     names = (request.graph.input_names, output_names)
     sides = zip(names, (program.input_types, program.output_types), strict=True)
     parts = {
@@ -79,18 +80,12 @@ class ProgramWriter:
     """
 
     def __init__(self, program: Program) -> None:
-        self.program, self.values = program, dict[int, int]()
-        nodes = enumerate(program.request.graph.walk())
-        self.numbers = {node.id: number for number, node in nodes}
+        self.values = dict[int, int]()
+        self.numbers = {node.id: n for n, node in enumerate(program.request.graph.walk())}
 
     def value(self, value: int) -> int:
         """The number of a value."""
         return self.values.setdefault(value, len(self.values))
-
-    def avals(self) -> list[Any]:
-        """The dtype and shape of each value."""
-        avals = self.program.graph.avals
-        return [[str(avals[v].dtype), avals[v].shape] for v in self.values]
 
     # ---- the program ----------------------------------------------------------------------------
 
