@@ -324,8 +324,7 @@ def in_host(aval: Any) -> bool:
 def transfer(host: bool) -> tuple[Primitive, dict[str, Any]]:
     """The primitive, with its parameters, that copies a value to host memory or to device
     memory."""
-    closed = jax.make_jaxpr(lambda x: jax.device_put(x, space_of(host)))(0.0)
-    (eqn,) = closed.jaxpr.eqns
+    (eqn,) = jax.make_jaxpr(lambda x: jax.device_put(x, space_of(host)))(0.0).jaxpr.eqns
     return eqn.primitive, dict(eqn.params)
 
 
@@ -498,8 +497,9 @@ def transforming() -> bool:
 
 def is_staged(values: Sequence[Any]) -> bool:
     """Whether a call with these values is traced, and does not run now."""
-    traced = any(isinstance(x, Tracer) for x in values)
-    return traced or any(isinstance(t, _pe.DynamicJaxprTrace) for t in _traces(values))
+    return any(isinstance(x, Tracer) for x in values) or any(
+        isinstance(t, _pe.DynamicJaxprTrace) for t in _traces(values)
+    )
 
 
 def is_mapped(values: Sequence[Any]) -> bool:
