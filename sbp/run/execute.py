@@ -421,57 +421,40 @@ def agree(name: str, parts: Mapping[str, Described], processes: Sequence[int]) -
         return
     group = tuple(processes)
     number = _RUNS[group] = _RUNS.get(group, 0) + 1
-    store = _Store(client, f"sbp/{_hash(map(str, group))}", time.monotonic() + WAIT_SECONDS)
-    store.write(f"{number}/{jax.process_index()}", {"name": _described(name), **parts})
+    folder, end = f"sbp/{_hash(map(str, group))}", time.monotonic() + WAIT_SECONDS
+    own, verdict = (f"{folder}/{number}/{key}" for key in (jax.process_index(), "verdict"))
+
+    def write(key: str, value: Any) -> None:
+        client.key_value_set(key, json.dumps(value), allow_overwrite=True)
+
+    def read(key: str) -> Any:
+        """The value of a key, or None where it is not written in time."""
+        left = max(1, round(1000 * (end - time.monotonic())))
+        try:
+            return json.loads(client.blocking_key_value_get(key, left))
+        except jax.errors.JaxRuntimeError:  # in time: the deadline was exceeded
+            return None
+
+    write(own, {"name": _described(name), **parts})
     if jax.process_index() == group[0]:
-        found = _verdict(store, number, group)
-        store.write(f"{number}/verdict", found)
+        written = {p: read(f"{folder}/{number}/{p}") for p in group}
+        absent = [p for p in group if written[p] is None]
+        found = _absent(absent) if absent else difference(written)
+        write(verdict, found)
         if number > 1 and not found:  # all have read the verdict before this one
-            client.key_value_delete(f"{store.folder}/{number - 1}/")
+            client.key_value_delete(f"{folder}/{number - 1}/")
     else:
         # The first process waits for the others, and writes its verdict after that.
-        store.end += WAIT_SECONDS / 10
-        found = store.read(f"{number}/verdict")
+        end += WAIT_SECONDS / 10
+        found = read(verdict)
         if found is None:
-            store.write(f"{number}/{jax.process_index()}", None)  # for the first, when it comes
+            write(own, None)  # for the first, when it comes
             found = _absent([group[0]])
     if found:
         raise SbpError(
             f"all processes must call {name} with the same mesh, options and arguments; {found}",
             code="processes-differ",
         )
-
-
-class _Store:
-    """A folder of the key-value store.
-
-    Arguments:
-      client: the client of `jax.distributed`.
-      folder: the folder.
-      end: the time after which nothing is waited for.
-    """
-
-    def __init__(self, client: Any, folder: str, end: float) -> None:
-        self.client, self.folder, self.end = client, folder, end
-
-    def write(self, key: str, value: Any) -> None:
-        """Writes a value, over one that is there."""
-        self.client.key_value_set(f"{self.folder}/{key}", json.dumps(value), allow_overwrite=True)
-
-    def read(self, key: str) -> Any:
-        """The value of a key, or None where it is not written in time."""
-        left = max(1, round(1000 * (self.end - time.monotonic())))
-        try:
-            return json.loads(self.client.blocking_key_value_get(f"{self.folder}/{key}", left))
-        except jax.errors.JaxRuntimeError:  # in time: the deadline was exceeded
-            return None
-
-
-def _verdict(store: _Store, number: int, group: Sequence[int]) -> str:
-    """What differs, in words; empty for nothing."""
-    written = {p: store.read(f"{number}/{p}") for p in group}
-    absent = [p for p in group if written[p] is None]
-    return _absent(absent) if absent else difference(written)
 
 
 def difference(written: Mapping[int, Mapping[str, Sequence[str]]]) -> str:
