@@ -300,15 +300,12 @@ def stored_values(
     fusion = _Fusion(block, avals, elements)
     early: dict[int, list[Register]] = defaultdict(list)
     joined: dict[Instruction, int] = {}
-    for at, instruction in enumerate(block.instructions):
-        if instruction in fusion.passing:
-            continue
+    numbered = enumerate(block.instructions)
+    for at, instruction in ((at, i) for at, i in numbered if i not in fusion.passing):
         fusion.decide(instruction)
         for register in fusion.found.intersection(instruction.outs, fusion.padded):
             joining = fusion.joining(register)
-            if joining is None:
-                continue
-            before = joined.setdefault(joining, at)
+            before = at if joining is None else joined.setdefault(joining, at)
             # A one-hot array waits for nothing but indices: it may be there when what it is added
             # to is computed.
             if before < at and instruction in fusion.one_hot:
@@ -469,9 +466,9 @@ class _Fusion:
                 size = self.elements(register)
                 large = [self.costly.get(s, 0) for s in sources if self.elements(s) >= size]
                 is_costly = one_hot or (traits is not None and traits.costly)
-                level = max(large, default=0) + is_costly
-                if traits is not None and traits.generates == "draws":
-                    level = 2  # random bits take many operations
+                is_drawn = traits is not None and traits.generates == "draws"
+                # Random bits take many operations.
+                level = 2 if is_drawn else max(large, default=0) + is_costly
             if (fused or starts) and not self.is_stored(register, level, starts or continues):
                 if level:
                     self.costly[register] = level
