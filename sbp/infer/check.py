@@ -329,10 +329,8 @@ def _text(
       constraints: some of its constraints.
       variables: the variables that they are about; None for all.
     """
-    for v, states in enumerate(system.states):
-        if variables is not None and v not in variables:
-            continue
-        names = [state_literal(v, k) for k in range(len(states))]
+    for v in range(len(system.states)) if variables is None else sorted(variables):
+        names = [state_literal(v, k) for k in range(len(system.states[v]))]
         yield "".join(f"(declare-const {n} Bool)" for n in names)
         yield f"(assert (or {' '.join(names)}))" if names else "(assert false)"
         yield "".join(

@@ -56,10 +56,8 @@ def waited_shares(graph: Graph, flow: Flow, asked: Asked, mesh: MeshSpec) -> Map
     if not mesh.hardware.fast_memory_bytes:
         return {}
     read, idle, taken, rate = set[int](), 0.0, 0.0, mesh.hardware.hbm_bytes_per_second
-    for decision in flow.decisions:
-        node = decision.node
-        if decision.kind != "row" or node is None or traits_of(node.op).flops is None:
-            continue
+    rows = ((d, d.node) for d in flow.decisions if d.kind == "row" and d.node is not None)
+    for decision, node in ((d, n) for d, n in rows if traits_of(n.op).flops is not None):
         idle += decision.weight * _idle_seconds(graph, node, mesh)
         for operand in {o for o in node.inputs if isinstance(o, int) and o in asked}:
             read.add(operand)

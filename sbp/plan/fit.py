@@ -547,11 +547,10 @@ def recomputations(program: Program) -> Iterator[Recomputation]:
     for keeps_products in (True, False):
         ways = [Recomputation(ends, keeps_products) for ends in _cuts(graph, held, full)]
         best = max(ways, key=saved, default=None)
-        if best is None or saved(best) <= 0:
-            continue
-        fewer = (replace(best, ends=best.ends[:k]) for k in range(1, len(best.ends)))
-        enough = next((how for how in fewer if saved(how) >= room), None)
-        yield from (best,) if enough is None else (enough, best)
+        if best is not None and saved(best) > 0:
+            fewer = (replace(best, ends=best.ends[:k]) for k in range(1, len(best.ends)))
+            enough = next((how for how in fewer if saved(how) >= room), None)
+            yield from (best,) if enough is None else (enough, best)
 
 
 def _cuts(

@@ -381,13 +381,13 @@ class _Writer:
                     yield indent + "{"
                     yield from self.body(inner, indent + "  ")
                     yield indent + "}"
-                continue
-            by_axis = zip(self.mesh.names, instruction.row.kernels, strict=False)
-            kernels = ", ".join(f"{a}={k}" for a, k in by_axis if k not in ("", "local"))
-            call = f"{node.op}{f'<{kernels}>' if kernels else ''}({operands})"
-            sent = f"  {_figure(instruction.bytes_sent)} B" if instruction.bytes_sent else ""
-            where = f"{node.title} {where}" if node.title else where
-            yield f"{indent}{results}{call}{sent}  # {where}"
+            else:
+                by_axis = zip(self.mesh.names, instruction.row.kernels, strict=False)
+                kernels = ", ".join(f"{a}={k}" for a, k in by_axis if k not in ("", "local"))
+                call = f"{node.op}{f'<{kernels}>' if kernels else ''}({operands})"
+                sent = f"  {_figure(instruction.bytes_sent)} B" if instruction.bytes_sent else ""
+                where = f"{node.title} {where}" if node.title else where
+                yield f"{indent}{results}{call}{sent}  # {where}"
         yield f"{indent}return {', '.join(map(self.operand, block.outputs))}".rstrip()
 
     def conversions(self, box: Box) -> Iterator[str]:
