@@ -64,10 +64,7 @@ def named_sharding(
 
 def with_axis_types(mesh: Mesh | AbstractMesh, kind: AxisType) -> Mesh | AbstractMesh:
     """A copy of a mesh whose axes are all of one kind."""
-    kinds = (kind,) * len(mesh.axis_names)
-    if isinstance(mesh, AbstractMesh):
-        return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=kinds)
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+    return mesh.update(axis_types=(kind,) * len(mesh.axis_names))
 
 
 def _dims(codes: Codes, mesh: MeshSpec, ndim: int) -> list[Any]:
