@@ -405,9 +405,8 @@ def step_stages(step: Step, aval: Any, mesh: MeshSpec) -> tuple[int, ...]:
       aval: of the whole value.
       mesh: the mesh.
     """
-    if step.kind != "reduce_scatter" or _is_exchanged(step, aval, mesh):
-        return ()
-    return mesh.stages(math.prod(mesh.sizes[i] for i in step.mesh_axes))
+    runs = step.kind == "reduce_scatter" and not _is_exchanged(step, aval, mesh)
+    return mesh.stages(math.prod(mesh.sizes[i] for i in step.mesh_axes)) if runs else ()
 
 
 def step_sends(step: Step, aval: Any, mesh: MeshSpec) -> tuple[Sent, ...]:

@@ -87,9 +87,8 @@ class Typing:
     @functools.cached_property
     def graph_request(self) -> Request:
         """The request with `graph` as its program, for the rules and rows of its nodes."""
-        if self.graph is self.request.graph:
-            return self.request
-        return replace(self.request, graph=self.graph, given_sums=self.sums)
+        own, graph = self.request, self.graph
+        return own if graph is own.graph else replace(own, graph=graph, given_sums=self.sums)
 
     def choice(self, decision: Decision) -> Choice:
         """The row or type of a decision."""

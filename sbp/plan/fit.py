@@ -321,9 +321,8 @@ def _trade_memory(search: PlanSearch, program: Program) -> Program:
             break
         tried.append(found)
     best = min(tried, key=lambda p: p.cost.seconds * p.cost.peak_memory_bytes**WORTH)
-    if best.cost.peak_memory_bytes > peak - enough:
-        return program
-    return replace(best, memory_prices=search.prices, faster=program.faster or program.cost)
+    cheap = replace(best, memory_prices=search.prices, faster=program.faster or program.cost)
+    return cheap if best.cost.peak_memory_bytes <= peak - enough else program
 
 
 def held_for_loops(program: Program) -> float:

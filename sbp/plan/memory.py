@@ -139,9 +139,8 @@ class DeviceMemory:
         bytes in device memory of a register in host memory, while it is converted."""
         aval = self.avals[register.value]
         in_host = _jax.in_host(aval)
-        if not ((in_host and not copied) if self.in_host else in_host == copied):
-            return 0.0
-        return self.elements(register) * _jax.itemsize(aval.dtype)
+        is_here = (in_host and not copied) if self.in_host else in_host == copied
+        return self.elements(register) * _jax.itemsize(aval.dtype) if is_here else 0.0
 
     def scratch(self, instruction: Instruction) -> float:
         """Bytes that an instruction needs besides its operands, its results and its body."""
