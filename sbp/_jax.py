@@ -662,9 +662,8 @@ def regions_bound_by(
         bind = _shard_map_p.bind
 
         def bound(*args: Any, **params: Any) -> Any:
-            if threading.get_ident() != thread:
-                return bind(*args, **params)
-            return act(bind, args, params)
+            is_here = threading.get_ident() == thread
+            return act(bind, args, params) if is_here else bind(*args, **params)
 
         _shard_map_p.bind = bound
         try:

@@ -58,9 +58,8 @@ class Numbering:
 
     def _same(self, operand: Operand) -> int:
         """The number of a value that equals an operand."""
-        if isinstance(operand, Constant):
-            return self._number(("same", self.of(operand)))
-        return self._of[operand]
+        known = self.of(operand)
+        return self._number(("same", known)) if isinstance(operand, Constant) else self._of[operand]
 
     def _new(self, value: int) -> None:
         self._of[value] = self._number(("value", value))

@@ -607,9 +607,8 @@ def whole_on_devices(x: jax.Array) -> jax.Array:
         is_split = any(entry is not None for entry in sharding.spec)
         whole = NamedSharding(sharding.mesh, PartitionSpec())
         return jax.sharding.reshard(x, whole) if is_split else x
-    if not isinstance(x.sharding, NamedSharding):
-        return x
-    return jax.device_put(x, NamedSharding(x.sharding.mesh, PartitionSpec()))
+    mesh = x.sharding.mesh if isinstance(x.sharding, NamedSharding) else None
+    return jax.device_put(x, NamedSharding(mesh, PartitionSpec())) if mesh is not None else x
 
 
 def padded_parts(x: Any, padding: Padding, sharding: NamedSharding) -> jax.Array:
