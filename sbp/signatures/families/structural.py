@@ -371,7 +371,7 @@ def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     x = lax.transpose(args[0], order)
     # The loop starts at the last group, so that dims of earlier groups keep their numbers.
     for group in reversed(groups):
-        axes = ctx.in_axes(0, order[group.lead])
+        axes = ctx.in_axes(0, order[group.dims[0]])
         if len(axes) == 1 and not group.keeps_shards(axes[0][1]):
             ((axis, n),) = axes
             first, last = group.dims[0], group.dims[-1]
@@ -384,7 +384,9 @@ def _reshape_exchanges(op: Op, row: Row) -> Exchanges:
     """The exchange of the group of dims whose leading dim the row splits."""
     order, groups = _groups(op.params, op.ins[0], op.outs[0])
     group = next(
-        g for g in groups if (Split(order[g.lead]), Split(g.lead_out)) == (row.ins[0], row.outs[0])
+        g
+        for g in groups
+        if (Split(order[g.dims[0]]), Split(g.lead_out)) == (row.ins[0], row.outs[0])
     )
     need = group.need(op.axis_size)
     return [Exchange(0, tuple(order[d] for d in group.dims), need, need.width)]
@@ -415,7 +417,7 @@ def _reshape(op: Op) -> Sequence[Row]:
     out: list[str | None] = [None] * len(op.outs[0].shape)
     moved: list[Row] = []
     for group in groups:
-        lead, lead_out = order[group.lead], group.lead_out
+        lead, lead_out = order[group.dims[0]], group.lead_out
         if group.keeps_shards(op.axis_size):
             dims[lead] = out[lead_out] = f"g{lead}"
         elif min(op.ins[0].shape[lead], op.outs[0].shape[lead_out]) >= op.axis_size:

@@ -206,40 +206,32 @@ class ReshapeGroup:
     """Dims of a reshape whose elements are the same before and after; their leading dims split.
 
     Arguments:
-      source: sizes of the operand's dims.
-      target: sizes of the result's dims.
-      dims: the group's dims of the operand, those with more than one element.
+      dims: the group's dims of the operand, those with more than one element; the first one leads.
       lead_out: the first such dim of the result.
+      rows: the size of the operand's leading dim.
+      rows_out: the size of the result's leading dim.
+      size: the number of elements of the group.
     """
 
-    source: tuple[int, ...]
-    target: tuple[int, ...]
     dims: tuple[int, ...]
     lead_out: int
-
-    @property
-    def lead(self) -> int:
-        """The first dim of the operand."""
-        return self.dims[0]
-
-    @property
-    def size(self) -> int:
-        """The number of elements of the group."""
-        return math.prod(self.source[d] for d in self.dims)
+    rows: int
+    rows_out: int
+    size: int
 
     def keeps_shards(self, n: int) -> bool:
         """Whether each of n devices gets its shard of the result by a reshape of its own shard."""
-        rows, rows_out = self.source[self.lead], self.target[self.lead_out]
-        return (rows % n == 0 and rows_out % n == 0) or rows == rows_out == self.size
+        return (
+            self.rows % n == 0 and self.rows_out % n == 0
+        ) or self.rows == self.rows_out == self.size
 
     def need(self, n: int) -> Need:
         """The range of the group's elements that each of n devices needs. A shard has a number of
         whole rows of the leading dim, before and after."""
-        rows, rows_out = self.source[self.lead], self.target[self.lead_out]
-        wanted = -(-rows_out // n) * (self.size // rows_out)
+        wanted = -(-self.rows_out // n) * (self.size // self.rows_out)
         return Need(
             self.size,
-            -(-rows // n) * (self.size // rows),
+            -(-self.rows // n) * (self.size // self.rows),
             tuple(wanted * i for i in range(n)),
             wanted,
         )
@@ -260,5 +252,6 @@ def split_groups(source: Sequence[int], target: Sequence[int]) -> list[ReshapeGr
     for low, high in itertools.pairwise((1, *common)):
         dims = tuple(d for d, end in zip(kept, ends, strict=True) if low < end <= high)
         lead_out = next(d for d, end in zip(kept_out, ends_out, strict=True) if low < end)
-        found.append(ReshapeGroup(tuple(source), tuple(target), dims, lead_out))
+        size = math.prod(source[d] for d in dims)
+        found.append(ReshapeGroup(dims, lead_out, source[dims[0]], target[lead_out], size))
     return found
