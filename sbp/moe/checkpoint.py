@@ -29,15 +29,16 @@ from sbp.moe.step import TrainState, Tree
 
 
 def describe(model: ModelConfig, train: TrainConfig, text: str) -> dict[str, Any]:
-    """What a checkpoint is bound to, as JSON: the configuration and a digest of the training text.
+    """The configuration and a digest of the training text, as JSON. A checkpoint works only with
+    these.
 
-    The section `free` has the options that it is not bound to. The mesh is absent on purpose:
+    The section `free` has the options that may change between runs. The mesh is absent on purpose:
     results do not depend on it, and a run may resume on another one.
 
     Arguments:
       model: the model.
-      train: how it is trained; options of a subclass are bound too, but for those in its `FREE`.
-      text: tells the training text from others.
+      train: how it is trained, with the options of a subclass. Options in `FREE` go to `free`.
+      text: a digest of the training text.
     """
     free = set(train.FREE)
     if train.schedule in ("linear", "cosine"):  # they end at the last step
@@ -54,7 +55,7 @@ def describe(model: ModelConfig, train: TrainConfig, text: str) -> dict[str, Any
 def differences(
     saved: Mapping[str, Any], wanted: Mapping[str, Any], config: type[TrainConfig] = TrainConfig
 ) -> list[str]:
-    """One line per option that differs, in the order of the sections.
+    """A line for each option that differs, in the order of the sections.
 
     Arguments:
       saved, wanted: from `describe`.
@@ -62,12 +63,12 @@ def differences(
     """
     lines = []
     for section, kind in (("model", ModelConfig), ("train", config), ("corpus", None)):
-        # A run of before an option was there has its default.
+        # A run from before an option existed has the default of the option.
         default = {f.name: f.default for f in fields(kind)} if kind else {}
         old, new = saved.get(section, {}), wanted[section]
         for name in sorted({*old, *new}):
             if name in config.FREE and not (name in old and name in new):
-                continue  # one of the two is not bound to it
+                continue  # the option is free in one of the two
             before = old.get(name, default.get(name))
             if before != new.get(name):
                 lines.append(f"{section}.{name}: checkpoint {before!r}, now {new.get(name)!r}")
@@ -77,7 +78,7 @@ def differences(
 def same_run(
     workdir: Path, description: Mapping[str, Any], config: type[TrainConfig] = TrainConfig
 ) -> None:
-    """Refuse a folder with checkpoints of another configuration than `describe` gives.
+    """Refuses a folder whose checkpoints have another configuration.
 
     Raises:
       SbpError: `bad-checkpoint`, with a line for each option that differs.
@@ -94,7 +95,7 @@ def same_run(
 
 
 def same_content(workdir: Path, name: str, content: Mapping[str, str]) -> None:
-    """Refuse a folder whose checkpoints belong to other content, such as other vocabularies.
+    """Refuses a folder whose checkpoints were made with other content, such as other vocabularies.
 
     Arguments:
       workdir: the folder.
@@ -130,7 +131,8 @@ def _json(path: Path, accepts: Callable[[Any], bool]) -> dict[str, Any] | None:
 
 
 def run_of(checkpoint: Path) -> dict[str, Any] | None:
-    """What a checkpoint says that it belongs to; None where it does not, or is damaged there."""
+    """The configuration that a checkpoint records; None if it records none, or if the record is
+    damaged."""
     saved = _json(
         checkpoint / "run" / "metadata", lambda saved: saved["digest"] == digest_of(saved["run"])
     )
@@ -138,7 +140,7 @@ def run_of(checkpoint: Path) -> dict[str, Any] | None:
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """Steps that have a checkpoint in a folder, newest first."""
+    """The steps that have a checkpoint in a folder, newest first."""
     if not folder.is_dir():
         return []
     names = (path.name for path in folder.iterdir() if path.name.isdecimal())
@@ -146,7 +148,7 @@ def saved_steps(folder: Path) -> list[int]:
 
 
 def newest_text(workdir: Path) -> str:
-    """Which checkpoint a run in a folder has where it ends now, in words."""
+    """Says which checkpoint is left if the run in a folder ends now."""
     steps = saved_steps(workdir / "checkpoints")
     return f"the checkpoint of step {steps[0]} is kept" if steps else "no checkpoint is there yet"
 
@@ -176,10 +178,10 @@ def bound(workdir: Path) -> dict[str, Any]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What writes to a file or folder of the user's.
+    """Turns errors of the operating system, while sbp writes to a path, into errors of sbp.
 
     Raises:
-      SbpError: `bad-checkpoint` with the system's reason where that fails.
+      SbpError: `bad-checkpoint` with the system's reason, if writing fails.
     """
     try:
         yield
@@ -192,10 +194,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is never seen in part, also where the process is killed.
+    """Writes a file so that no reader sees a part of it, even if the process is killed.
 
     Raises:
-      SbpError: `bad-checkpoint` where it cannot be written; what it held is kept.
+      SbpError: `bad-checkpoint` if sbp cannot write it. The old file then stays.
     """
     part = path.with_name(f"{path.name}.part")
     with writing(path):
