@@ -1,4 +1,4 @@
-"""What several processes of a run, one for each host, tell each other."""
+"""Communication between the processes of a run, one for each host."""
 
 import os
 import pickle
@@ -19,22 +19,22 @@ T = TypeVar("T")
 
 
 def is_first() -> bool:
-    """Whether this process writes, prints and holds the folder of the run."""
+    """Whether this process is the one that writes, prints and locks the folder of the run."""
     return jax.process_index() == 0
 
 
 def gather(number: int) -> list[int]:
-    """A number of each process, in all of them."""
+    """The numbers of all processes. Each process gives one, and all get the list."""
     if jax.process_count() == 1:
         return [number]
     return [int(n) for n in multihost_utils.process_allgather(np.int32(number))]
 
 
 def from_first(make: Callable[[], T]) -> T:
-    """What the first process makes, in all of them; the others wait for it and make nothing.
+    """A value that the first process makes and all processes get. The others wait for it.
 
     Raises:
-      SbpError: in all processes, the one that the first raises.
+      SbpError: in all processes, if the first process raises it.
     """
     if jax.process_count() == 1:
         return make()
@@ -53,15 +53,15 @@ def from_first(make: Callable[[], T]) -> T:
 
 
 def agree(what: str, mine: T, differences: Callable[[T, T], list[str]]) -> None:
-    """Compare a description with that of the first process.
+    """Compares a description with the description of the first process.
 
     Arguments:
-      what: is named in the error.
-      mine: the description, of this process.
-      differences: gives a line for each difference of the first process's and another's.
+      what: the word for the description in the error.
+      mine: the description of this process.
+      differences: gives a line for each difference between the first process's and another's.
 
     Raises:
-      SbpError: `processes-differ`, in all processes where one differs.
+      SbpError: `processes-differ` in all processes, if one differs.
     """
     lines = differences(from_first(lambda: mine), mine)
     if wrong := [i for i, n in enumerate(gather(len(lines))) if n]:
@@ -74,7 +74,7 @@ def agree(what: str, mine: T, differences: Callable[[T, T], list[str]]) -> None:
 
 
 def share_folder(folder: Path) -> None:
-    """Refuse a folder that is another one in each process.
+    """Refuses a folder that the processes do not share.
 
     Raises:
       SbpError: `bad-checkpoint`, in all processes.
@@ -114,7 +114,7 @@ def _same(tree: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPart:
-    """The groups of a global batch of which some devices hold a part.
+    """The groups of a global batch that some devices hold, at least in part.
 
     Attributes:
       groups: their numbers, ascending.
@@ -135,7 +135,7 @@ class BatchPart:
         Arguments:
           shardings: of the global batch.
           shapes: of the global batch, whose first dim is the groups.
-          devices: devices of this process; those that JAX has here when left out.
+          devices: devices of this process; None for JAX's local devices.
         """
         mine = set(jax.local_devices() if devices is None else devices)
         count = jax.tree.leaves(shapes)[0].shape[0]
