@@ -255,7 +255,8 @@ class _Lifting:
                     yield node, value, self.joins(node, value), how
 
     def saves(self) -> float:
-        """The bytes that each device sends less to its neighbour, where a dim is split."""
+        """The bytes that the lift saves in each device's messages to its neighbor, if the dim is
+        split."""
         saved = 0.0
         for leaf, dim in self.leaves.items():
             start, _, stride = self.maker.view(leaf).cuts[dim]
@@ -276,7 +277,7 @@ class _Lifting:
         return saved - sum(across[value] for value in stays)
 
     def joins(self, node: Node, value: int) -> bool:
-        """Whether a node concatenates a value at the place that it is lifted to."""
+        """Whether a node concatenates a value at the place to which the value is lifted."""
         dim = self.dims[value]
         if node.op != "concatenate" or node.params["dimension"] != dim:
             return False
@@ -286,14 +287,14 @@ class _Lifting:
     # ---- new nodes -------------------------------------------------------------------------------
 
     def write(self, node: Node) -> None:
-        """Writes down the nodes that replace one: of the cluster, or a reader of its values."""
+        """Writes the nodes that replace a node of the cluster or a reader of its values."""
         if node in self.nodes:
             self.compute(node, dict(self.nodes[node]))
         else:
             self.maker.nodes.append(self.join(node) if node.op == "concatenate" else self.pad(node))
 
     def compute(self, node: Node, split: dict[Operand, int]) -> None:
-        """A node of the cluster on lifted operands, and slices of its results as they were.
+        """Writes a node of the cluster on lifted operands, and the slices that give its results.
 
         Arguments:
           node: the node.
@@ -316,7 +317,7 @@ class _Lifting:
             self.lifted[value] = out
 
     def operand(self, node: Node, operand: Operand) -> Operand:
-        """An operand of a node of the cluster, lifted; that of a leaf is made before the node."""
+        """The lifted form of an operand of the cluster. A leaf is lifted before the node."""
         if operand not in self.lifted:
             self.lifted[operand] = self.leaf(node, operand)
         return self.lifted[operand]

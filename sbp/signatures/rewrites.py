@@ -360,7 +360,7 @@ class _Part(Writer):
         return False
 
     def is_mirrored(self, node: Node | None, value: Operand) -> bool:
-        """Whether a node is mirrored and has the other form of a value therefore."""
+        """Whether a node is mirrored, so that it reads or makes the other form of a value."""
         return node in self.mirrored and value in self.along[node]
 
     def is_free(self, value: Operand) -> bool:
@@ -401,7 +401,7 @@ class _Part(Writer):
         return tuple(self.nodes)
 
     def name(self, value: Operand, is_reversed: bool) -> int:
-        """The number of a form of a value that is made now."""
+        """The number of a form of a value that a new node makes."""
         found = self.reversals.get(value) if is_reversed else value
         if not isinstance(found, int):
             found = self.graph.new_value(self.graph.aval(value))
@@ -409,11 +409,11 @@ class _Part(Writer):
         return found
 
     def operand(self, like: Node, reader: Node | None, value: Operand) -> Operand:
-        """What a node reads now instead of an operand; it is made before the node.
+        """The value that a node reads in place of an operand. It is written before the node.
 
         Arguments:
-          like: the node, or another one at whose line it is made.
-          reader: the node; None for what is read outside of the nodes.
+          like: the node whose line the new value gets.
+          reader: the node that reads the value; None for a read outside of the nodes.
           value: the operand.
         """
         if value not in self.dims:
@@ -427,7 +427,7 @@ class _Part(Writer):
         return self.made[source, turned]
 
     def make(self, reader: Node, value: Operand, is_reversed: bool) -> None:
-        """Makes a form of a value of which there is the other one.
+        """Makes one form of a value from the other form.
 
         Arguments:
           reader: the node that needs it.
