@@ -121,8 +121,8 @@ _OF_EACH_KEY = {"key<fry>", "key<fry4>", "key<phx2>", "key<phx4>", *_HARDWARE}
 
 
 def _each_key_alone(op: Op) -> bool:
-    """Whether what is made of a key, or the key that is made, does not depend on the others of its
-    batch; False for kinds of keys that are not JAX's own."""
+    """Whether the primitive uses or makes each key of a batch without the other keys; False for
+    kinds of keys that are not JAX's own."""
     dtype = next((str(a.dtype) for a in (*op.ins, *op.outs) if _jax.is_extended(a.dtype)), "")
     return dtype in _OF_EACH_KEY and op.name not in _HARDWARE.get(dtype, ())
 
