@@ -209,7 +209,7 @@ def forward_flops(cfg: ModelConfig) -> Mapping[str, float]:
             met = 2.0 * (source if is_memory else tokens) * math.prod(leaf.shape)
             if name.startswith("expert_"):
                 met *= own.choices / cfg.experts
-            parts[_part(layer, name)] += met
+            parts[_PARTS.get(name, "experts")] += met
             if name == "query":
                 looked = cfg.source_length if layer.startswith("cross") else tokens / cfg.sequences
                 pairs, width = leaf.shape[0], math.prod(leaf.shape[2:])
@@ -217,13 +217,12 @@ def forward_flops(cfg: ModelConfig) -> Mapping[str, float]:
     return parts
 
 
-def _part(layer: str, name: str) -> str:
-    """The part of the model that a weight belongs to."""
-    if layer.startswith(("attention", "cross")):
-        return "projections"
-    if layer == "moe":
-        return "router" if name in ("gate", "noise") else "experts"
-    return "dense"
+_PARTS = {
+    **dict.fromkeys(("query", "key", "value", "output"), "projections"),
+    **dict.fromkeys(("w_in", "w_out"), "dense"),
+    **dict.fromkeys(("gate", "noise"), "router"),
+}
+"""The part of the model that a weight belongs to, by its name; other weights are of experts."""
 
 
 def step_flops(cfg: ModelConfig) -> float:
