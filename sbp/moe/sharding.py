@@ -59,8 +59,9 @@ class Pipeline(NamedTuple):
     def split(self, tree: Tree) -> Tree:
         """Groups [G, ...] as microbatches [n, G / n, ...]: each has every n-th group, so that a
         device keeps the groups that it has."""
-        count = self.microbatches
-        return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, count, *x.shape[1:]), 1, 0), tree)
+        return jax.tree.map(
+            lambda x: jnp.moveaxis(x.reshape(-1, self.microbatches, *x.shape[1:]), 1, 0), tree
+        )
 
     def join(self, x: jax.Array) -> jax.Array:
         """The groups of microbatches: the inverse of `split`, of one array."""
@@ -158,9 +159,10 @@ class Sharding(NamedTuple):
         >>> Sharding.over(("data", "expert"), ("expert",)).experts.type("expert", None)
         expert:S(0)
         """
-        split = {"group": groups, "token": tokens}
         return cls(
-            sbp.Layout({dim: axes for dim, axes in split.items() if axes} or None),
+            sbp.Layout(
+                {dim: axes for dim, axes in (("group", groups), ("token", tokens)) if axes} or None
+            ),
             sbp.Layout({"expert": experts} if experts else None),
         )
 
