@@ -227,11 +227,16 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """
     roles, ragged = _roles(ctx.params, ctx.global_ins)
     (lhs_dims, rhs_dims, size_dims), (out_dims,) = roles.ins, roles.outs
-    operands = list(args[:2])
-    for k, factors in enumerate((lhs_dims, rhs_dims)):
-        dims = [d for d, f in enumerate(factors) if f is not None and (f[0] == "k" or f == "g")]
-        operands[k] = without_padding(ctx, k, operands[k], tuple(dims), "sum")
-    lhs, rhs = operands
+    lhs, rhs = (
+        without_padding(
+            ctx,
+            k,
+            args[k],
+            tuple(d for d, f in enumerate(dims) if f is not None and (f[0] == "k" or f == "g")),
+            "sum",
+        )
+        for k, dims in enumerate((lhs_dims, rhs_dims))
+    )
     sizes = args[2].astype(jnp.int32)
     at = lhs_dims.index(ragged)
     if ctx.in_axes(0, at):
