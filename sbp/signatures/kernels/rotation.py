@@ -66,9 +66,8 @@ def gather_shards(ctx: LocalContext, x: Any, moving: RotatedOperand) -> Any:
       moving: the operand.
     """
     n, dim, me = moving.n, moving.dim, lax.axis_index(moving.axis)
-    chunk, shape = x.shape[dim], list(x.shape)
-    shape[dim] = chunk * n
-    whole = jnp.zeros(shape, x.dtype)
+    chunk = x.shape[dim]
+    whole = jnp.zeros([chunk * n if d == dim else size for d, size in enumerate(x.shape)], x.dtype)
     for step in range(n):
         whole = lax.dynamic_update_slice_in_dim(whole, x, ((me + step) % n) * chunk, dim)
         if step < n - 1:

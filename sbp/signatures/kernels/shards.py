@@ -132,8 +132,9 @@ def without_padding(
     for dim in dims:
         extent = ctx.in_extent(operand, dim)
         if not (isinstance(extent, int) and extent == ctx.local_ins[operand][dim]):
-            real = lax.broadcasted_iota(jnp.int32, x.shape, dim) < extent
-            x = jnp.where(real, x, neutral(monoid, x.dtype))
+            x = jnp.where(
+                lax.broadcasted_iota(jnp.int32, x.shape, dim) < extent, x, neutral(monoid, x.dtype)
+            )
     return x
 
 

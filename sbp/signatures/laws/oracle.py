@@ -256,10 +256,9 @@ def place(
     """
     if not sizes:
         return {(): x}
-    outer = parts(x, atoms[0], sizes[0], rng)
     return {
         (i, *rest): p
-        for i, part in enumerate(outer)
+        for i, part in enumerate(parts(x, atoms[0], sizes[0], rng))
         for rest, p in place(part, atoms[1:], sizes[1:], rng).items()
     }
 
@@ -315,8 +314,9 @@ def difference(got: np.ndarray, want: np.ndarray, scale: np.ndarray | float = 0.
     tolerance = TOLERANCE[want.dtype.itemsize // (2 if is_complex else 1)]
     wide = np.complex128 if is_complex else np.float64
     got, want = got.astype(wide), want.astype(wide)
-    near = np.isclose(got, want, tolerance, tolerance * np.maximum(1.0, scale))
-    good = near | ~(np.isfinite(got) | np.isfinite(want))
+    good = np.isclose(got, want, tolerance, tolerance * np.maximum(1.0, scale)) | ~(
+        np.isfinite(got) | np.isfinite(want)
+    )
     return "" if good.all() else f"{got} instead of {want}"
 
 
