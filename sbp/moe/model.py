@@ -518,12 +518,12 @@ class Draw:
 
     def uniform(self, fan_in: int, *shape: int) -> jax.Array:
         limit = math.sqrt(3.0 / fan_in)
-        dtype = jnp.dtype(self.cfg.weight_dtype)
-        return jax.random.uniform(next(self.keys), shape, dtype, -limit, limit)
+        return jax.random.uniform(
+            next(self.keys), shape, jnp.dtype(self.cfg.weight_dtype), -limit, limit
+        )
 
     def attention(self, pairs: int) -> Tree:
-        m, a, d = self.cfg.model_dim, self.cfg.heads, self.cfg.head_dim
-        k = self.cfg.key_heads
+        m, a, d, k = self.cfg.model_dim, self.cfg.heads, self.cfg.head_dim, self.cfg.key_heads
         return {
             "norm": self.ones(pairs, m),
             "query": self.normal((m * d) ** -0.5, pairs, m, a, d),

@@ -220,8 +220,11 @@ def state_types(train: TrainConfig, mesh: Mesh) -> TrainState:
     parameters too. Gradients are never kept, and are reduced to the split in which the update
     reads them: that is stage 2.
     """
-    params = leaf_types(mesh, spread=train.zero == 3)
-    return TrainState(None, params, leaf_types(mesh, spread=train.zero > 0))
+    return TrainState(
+        None,
+        leaf_types(mesh, spread=train.zero == 3),
+        leaf_types(mesh, spread=train.zero > 0),
+    )
 
 
 def batch_shapes(model: ModelConfig, *, packed: bool = False) -> Batch:

@@ -287,10 +287,10 @@ class Trainer:
         first."""
         shardings = self.plan.in_shardings[0]
         if self.checkpoints.latest is None:
-            first = partial(init_state, self.model, self.train)
-            return jax.jit(first, out_shardings=shardings)()
-        shapes = state_shapes(self.model, self.train)
-        state, place = self.checkpoints.restore(shapes, shardings, self.say)
+            return jax.jit(partial(init_state, self.model, self.train), out_shardings=shardings)()
+        state, place = self.checkpoints.restore(
+            state_shapes(self.model, self.train), shardings, self.say
+        )
         if place:
             self.batches.set_state(place)
         step, steps = int(state.step), self.train.steps
