@@ -191,9 +191,8 @@ def _row(node: Node, program: Graph, typing: Typing) -> Iterator[Claim]:
         }
 
     same = all(v is node.params[k] for k, v in lifted(lambda size: None).items())
-    if same and not symbolic_in([*avals[0], *avals[1]]):
-        return
-    if not any(c for t in (*row.ins, *row.outs) for c in t):
+    is_concrete = same and not symbolic_in([*avals[0], *avals[1]])
+    if is_concrete or not any(c for t in (*row.ins, *row.outs) for c in t):
         return  # all B is always a row
 
     def holds(lift: Lift) -> bool:
@@ -205,13 +204,19 @@ def _row(node: Node, program: Graph, typing: Typing) -> Iterator[Claim]:
 
     takes, gives = (", ".join(repr(to_type(c, mesh)) for c in side) for side in (row.ins, row.outs))
     shapes = " ".join(shape_text(a.shape) for a in avals[0])
-    params = [
-        (k, id(v) if isinstance(v, Graph) else str(v)) for k, v in sorted(node.params.items())
-    ]
-    typed = [(str(a.shape), a.dtype) for side in avals for a in side]
     yield Claim(
         text=f"{node.op} on {shapes} takes {takes} to {gives}",
-        key=(node.op, *params, *typed, row.ins, row.outs, policies),
+        key=(
+            node.op,
+            *(
+                (k, id(v) if isinstance(v, Graph) else str(v))
+                for k, v in sorted(node.params.items())
+            ),
+            *((str(a.shape), a.dtype) for side in avals for a in side),
+            row.ins,
+            row.outs,
+            policies,
+        ),
         holds=holds,
         span=node.span,
     )
