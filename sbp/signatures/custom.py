@@ -61,10 +61,8 @@ from sbp.types import Atom, B, Split, Unreduced, parse
 # operands; an error shows the counterexample of a row that fails.
 
 
-RowLike = Row | str
-"""A row, or the text of one."""
-Rows = Sequence[RowLike] | Callable[[Op], Sequence[RowLike]]
-"""The rows of an operation, or a function from an equation to them."""
+Rows = Sequence[Row | str] | Callable[[Op], Sequence[Row | str]]
+"""The rows of an operation, each as a `Row` or a text, or a function from an equation to them."""
 Sample = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function and its arguments; a call has an equation of the operation."""
 
@@ -305,20 +303,25 @@ CUSTOM: dict[str, Custom] = {}
 """Registered signatures, by the name of the operation."""
 
 
-_LOCAL = Kind(
-    "a function of a LocalContext and a device's parts, or None", lambda x: x is None or callable(x)
-)
 _SAMPLE = Kind(
     "a pair of a function and a tuple of its arguments",
     lambda x: isinstance(x, tuple) and len(x) == 2 and callable(x[0]) and isinstance(x[1], tuple),
 )
-_SAMPLES = Kind(
-    "a list of samples, such as [(f, (x,))]",
-    lambda x: isinstance(x, Sequence) and not isinstance(x, str),
+
+
+@takes(
+    "signatures.register",
+    local=Kind(
+        "a function of a LocalContext and a device's parts, or None",
+        lambda x: x is None or callable(x),
+    ),
+    samples=Kind(
+        "a list of samples, such as [(f, (x,))]",
+        lambda x: isinstance(x, Sequence) and not isinstance(x, str),
+    ),
+    even=FLAG,
+    replace=FLAG,
 )
-
-
-@takes("signatures.register", local=_LOCAL, samples=_SAMPLES, even=FLAG, replace=FLAG)
 def register(
     primitive: Any,
     rows: Rows = (),
