@@ -22,7 +22,6 @@ from sbp.moe.config import ModelConfig, TrainConfig
 
 
 Tree = Any
-Stage = Callable[[Tree, jax.Array, Tree, jax.Array], tuple[jax.Array, Tree]]
 
 
 class Pipeline(NamedTuple):
@@ -68,7 +67,11 @@ class Pipeline(NamedTuple):
         return jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:])
 
     def run(
-        self, stage: Stage, layers: Tree, parts: jax.Array, beside: Tree
+        self,
+        stage: Callable[[Tree, jax.Array, Tree, jax.Array], tuple[jax.Array, Tree]],
+        layers: Tree,
+        parts: jax.Array,
+        beside: Tree,
     ) -> tuple[jax.Array, Tree]:
         """All microbatches through all layers.
 

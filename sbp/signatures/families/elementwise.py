@@ -95,9 +95,6 @@ ELEMENTWISE.update(
     for name in names("div exp exp2 expm1 log log1p pow")
 )
 
-_SWAPPED = {"max": "min", "min": "max"}
-"""The monoid of the result of a falling function, by that of the operand."""
-
 
 def is_float(dtype: Any) -> bool:
     """Whether a dtype is real floating, JAX's small floats included."""
@@ -114,10 +111,10 @@ def monotone_rows(op: Op, directions: str) -> list[Row]:
     return [
         Row(
             tuple(Unreduced(monoid) if i == position else B for i in range(len(op.ins))),
-            (Unreduced(monoid if direction == "+" else _SWAPPED[monoid]),),
+            (Unreduced(monoid if direction == "+" else swapped),),
         )
         for position, direction in enumerate(directions)
-        for monoid in ("max", "min")
+        for monoid, swapped in (("max", "min"), ("min", "max"))
         if direction != "."
     ]
 
