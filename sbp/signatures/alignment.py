@@ -77,8 +77,11 @@ class Maker(Writer):
 
     def padded(self, node: Node, x: Operand, dim: int, shape: tuple[int, int, int]) -> Node:
         """The same pad of another value; `dim` and `shape` are as in `Writer.pad`."""
-        params = {"padding_config": padding(self.graph.aval(x), dim, *shape)}
-        return dataclasses.replace(node, inputs=(x, node.inputs[1]), params=params)
+        return dataclasses.replace(
+            node,
+            inputs=(x, node.inputs[1]),
+            params={"padding_config": padding(self.graph.aval(x), dim, *shape)},
+        )
 
     def kept(self, fill: Operand, part: Slice, dim: int) -> list[Slice]:
         """A part of a value at its place, with copies of a scalar instead of the other elements."""
@@ -87,8 +90,9 @@ class Maker(Writer):
 
     def join(self, like: Node, dim: int, pieces: Sequence[Slice], x: Operand) -> int:
         """Slices one after the other along a dim, of the shape of a value."""
-        pad = dataclasses.replace(like, title="pad")
-        return self.emit(join_node(pad, dim, pieces), self.graph.aval(x))
+        return self.emit(
+            join_node(dataclasses.replace(like, title="pad"), dim, pieces), self.graph.aval(x)
+        )
 
     def shift(self, like: Node, x: Operand, dim: int, by: int, size: int) -> Operand:
         """A value behind `by` elements that nobody reads, cut off at a size.
@@ -177,8 +181,9 @@ def _put_back(maker: Maker, node: Node) -> Node | None:
         kept = maker.kept(fill, Slice(view.source, start, count), dim)
         if step == 1:
             return join_node(node, dim, kept)
-        masked = maker.join(node, dim, kept, view.source)
-        return maker.padded(node, masked, dim, (0, step - 1, size))
+        return maker.padded(
+            node, maker.join(node, dim, kept, view.source), dim, (0, step - 1, size)
+        )
     return None
 
 
@@ -306,14 +311,16 @@ class _Lifting:
             graph.new_value(resize(graph.avals[v], split[v], self.total)) for v in node.outputs
         )
         sized = {"shape": graph.aval(outputs[0]).shape} if "shape" in node.params else {}
-        new = dataclasses.replace(
-            node, inputs=inputs, outputs=outputs, params={**node.params, **sized}
+        self.maker.nodes.append(
+            dataclasses.replace(
+                node, inputs=inputs, outputs=outputs, params={**node.params, **sized}
+            )
         )
-        self.maker.nodes.append(new)
         for value, out in zip(node.outputs, outputs, strict=True):
             dim, shape = split[value], graph.avals[value].shape
-            cut = (self.by, self.by + shape[dim], 1)
-            self.maker.slice(node, out, with_cut(whole(shape), dim, cut), value)
+            self.maker.slice(
+                node, out, with_cut(whole(shape), dim, (self.by, self.by + shape[dim], 1)), value
+            )
             self.lifted[value] = out
 
     def operand(self, node: Node, operand: Operand) -> Operand:
@@ -331,8 +338,9 @@ class _Lifting:
         last = first + (self.total - 1) * stride
         if first >= 0 and last < shape[dim]:
             cuts = with_cut(view.cuts, dim, (first, last + 1, stride))
-            is_whole = cuts == whole(shape)
-            found = view.source if is_whole else self.maker.slice(node, view.source, cuts)
+            found = (
+                view.source if cuts == whole(shape) else self.maker.slice(node, view.source, cuts)
+            )
             self.views.append((View(view.source, cuts), found))
             return found
         if has_all_beside(self.graph, view, dim):
@@ -357,9 +365,8 @@ class _Lifting:
         start, _, stride = own.cuts[dim]
         for view, lifted in self.views:
             first, _, step = view.cuts[dim]
-            beside = with_cut(own.cuts, dim, view.cuts[dim])
             is_at = start == first + at * step and (size == 1 or stride == step)
-            if is_at and View(own.source, beside) == view:
+            if is_at and View(own.source, with_cut(own.cuts, dim, view.cuts[dim])) == view:
                 return Slice(lifted, at, size)
         return Slice(operand, 0, size)
 
