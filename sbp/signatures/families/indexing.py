@@ -342,8 +342,9 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     # Indices that other devices own are clipped, so they are not sorted.
     changes["indices_are_sorted"] = False
     (out,) = bind_with(ctx, (operand, jnp.stack(components, -1)), **changes)
-    mine = jnp.broadcast_to(mine, indices.shape[:-1])
-    owned = lax.broadcast_in_dim(mine, out.shape, dims.outside)
+    owned = lax.broadcast_in_dim(
+        jnp.broadcast_to(mine, indices.shape[:-1]), out.shape, dims.outside
+    )
     return [jnp.where(owned, out, jnp.zeros((), out.dtype))]
 
 
@@ -445,8 +446,7 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         here = index - ctx.in_offset(0, d)
         hits = (index >= 0) & (index <= whole - size) & (here > -size) & (here < local[d])
         components.append(jnp.where(hits, here + margin[d], local[d] + 2 * margin[d]))
-    zero = jnp.zeros((), operand.dtype)
-    operand = lax.pad(operand, zero, [(m, m, 0) for m in margin])
+    operand = lax.pad(operand, jnp.zeros((), operand.dtype), [(m, m, 0) for m in margin])
     if math.prod(args[1].shape[:-1]) == 1:
         # For a single index, XLA's CPU compiler in JAX 0.10 merges the slice that made the shard
         # with the update of one element and loses the bound: an index outside of the shard writes
