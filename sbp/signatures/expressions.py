@@ -277,9 +277,11 @@ def traces_to(
         return None
     (one,), variables = found.eqns, iter(found.invars)
     wanted = [o if is_literal(o) else next(variables) for o in operands]
-    if len(one.invars) != len(wanted) or [*found.outvars] != [*one.outvars]:
-        return None
-    equal = all(map(_same_operand, one.invars, wanted))
+    equal = (
+        len(one.invars) == len(wanted)
+        and [*found.outvars] == [*one.outvars]
+        and all(map(_same_operand, one.invars, wanted))
+    )
     return not isinstance(made, tuple | list) if equal else None
 
 

@@ -213,13 +213,13 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         replace(m, array_aval=m.array_aval.update(shape=shape))
         for m, shape in zip(grid_mapping.block_mappings, shapes, strict=True)
     )
-    avals = ctx.params["out_avals"]
     return bind_with(
         ctx,
         args,
         grid_mapping=replace(grid_mapping, grid=tuple(grid), block_mappings=mappings),
         out_avals=tuple(
-            a.update(shape=shape) for a, shape in zip(avals, ctx.local_outs, strict=True)
+            a.update(shape=shape)
+            for a, shape in zip(ctx.params["out_avals"], ctx.local_outs, strict=True)
         ),
         cost_estimate=None if grid != list(grid_mapping.grid) else ctx.params["cost_estimate"],
     )
