@@ -472,13 +472,6 @@ def scalar_function(op: Op) -> Callable[..., Term] | None:
     return None
 
 
-def _element_count(op: Op, position: int) -> int:
-    """The number of elements of an operand that the scalar function takes as a list; 0 for one
-    element by itself."""
-    traits = traits_of(op.name)
-    return 2 if traits.reduces or (traits.contracts and position < 2) else 0
-
-
 def theorem(op: Op, row: Row) -> Theorem | None:
     """The scalar law of a row with partial operands; None for a row with splits, or without a known
     function.
@@ -495,10 +488,8 @@ def theorem(op: Op, row: Row) -> Theorem | None:
     (out,) = outs
     traits = traits_of(op.name)
     if traits.moves or (op.name == "convert_element_type" and op.ins[0].dtype == op.outs[0].dtype):
-        if ins != {out}:
-            return None
-        moved = (op.outs[row.outs.index(out)].dtype, out, 0)
-        return law([moved], out, lambda x: x)
+        moved = op.outs[row.outs.index(out)].dtype
+        return law([(moved, out, 0)], out, lambda x: x) if ins == {out} else None
     if any(isinstance(a, Broadcast) for a in row.outs):
         return None
     if traits.linear_map:
@@ -510,12 +501,12 @@ def theorem(op: Op, row: Row) -> Theorem | None:
     function, premises = scalar_function(op), ()
     if traits.monotone and op.name not in SCALAR and all(a.monoid in ("max", "min") for a in ins):
         return _monotone(traits.monotone, row)
-    ordered = (
+    if (
         op.name == "convert_element_type"
         and out.monoid in ("max", "min")
         and op.ins[0].dtype != np.bool_
-    )
-    if ordered and not jnp.issubdtype(op.outs[0].dtype, np.integer):
+        and not jnp.issubdtype(op.outs[0].dtype, np.integer)
+    ):
         return _monotone("+", row)
     if function is None or (
         op.name == "sign" and jnp.issubdtype(operand_dtypes[0], np.unsignedinteger)
@@ -525,7 +516,8 @@ def theorem(op: Op, row: Row) -> Theorem | None:
         divisors = ("p1", "q1") if isinstance(row.ins[1], Unreduced) else ("b1",)
         premises = tuple(variable(name, operand_dtypes[1]) != 0 for name in divisors)
     operands = [
-        (dtype, atom, _element_count(op, k))
+        # A reduction or a product takes two elements of an operand, other functions take one.
+        (dtype, atom, 2 if traits.reduces or (traits.contracts and k < 2) else 0)
         for k, (dtype, atom) in enumerate(zip(operand_dtypes, row.ins, strict=True))
     ]
     return law(operands, out, function, premises, op.outs[0].dtype)
