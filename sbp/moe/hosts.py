@@ -149,10 +149,10 @@ class BatchPart:
         return cls(groups=np.flatnonzero(held), count=count, shardings=shardings)
 
     def place(self, made: Batch) -> Batch:
-        """The global batch of the groups that each process has made.
+        """The global batch, made from the groups of each process.
 
         Arguments:
-          made: NumPy arrays [len(groups), ...], of this process.
+          made: the groups of this process, as NumPy arrays [len(groups), ...].
         """
         row = np.full(self.count, -1)  # of a group in `made`
         row[self.groups] = np.arange(len(self.groups))
