@@ -160,8 +160,9 @@ def attention(
     wide = wide_dtype(x.dtype)
     scores = jnp.einsum(f"gn{a}td,gnaud->gn{a}tu", q, memory.keys, preferred_element_type=wide)
     # A finite minimum: a row of padding alone stays finite (uniform), where -inf would give NaN.
-    seen = jnp.expand_dims(allowed, range(2, 2 + len(a)))
-    scores = jnp.where(seen, scores, jnp.asarray(-1e9, scores.dtype))
+    scores = jnp.where(
+        jnp.expand_dims(allowed, range(2, 2 + len(a))), scores, jnp.asarray(-1e9, scores.dtype)
+    )
     weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
     weights = drop(weights) if drop else weights
     mixed = jnp.einsum(f"gn{a}tu,gnaud->gn{a}td", weights, memory.values)
@@ -175,8 +176,7 @@ def positions(length: int, width: int) -> np.ndarray:
     float64. An odd width has a last column of zeros, as in Tensor2Tensor."""
     rates = 10_000.0 ** -(np.arange(width // 2) / max(width // 2 - 1, 1))
     angles = np.arange(length)[:, None] * rates[None, :]
-    zeros = np.zeros((length, width % 2))
-    return np.concatenate([np.sin(angles), np.cos(angles), zeros], axis=-1)
+    return np.concatenate([np.sin(angles), np.cos(angles), np.zeros((length, width % 2))], axis=-1)
 
 
 # ---- packing ------------------------------------------------------------------------------------
