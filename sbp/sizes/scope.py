@@ -494,8 +494,9 @@ class Size:
             return NotImplemented
         pairs = zip((self.expression, self.value), found, strict=True)
         expression, value = (of(*(pair[::-1] if swapped else pair)) for pair in pairs)
-        symbolic = jax.export.is_symbolic_dim(expression)
-        return Size(expression, value, self.noted) if symbolic else value
+        return (
+            Size(expression, value, self.noted) if jax.export.is_symbolic_dim(expression) else value
+        )
 
     def _compare(self, other: Any, how: str) -> Any:
         """The answer of a comparison, which is noted where it is not the same everywhere."""
