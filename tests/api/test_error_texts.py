@@ -18,9 +18,8 @@ import numpy as np
 import pytest
 
 import sbp
-import sbp.signatures
 from benchmarks.fault_suite import checked
-from sbp import _jax
+from sbp import _jax, signatures
 from tests.edits import edited_text, split_edits
 from tests.same import outcome, refused
 
@@ -306,8 +305,10 @@ def test_errors_come_back_from_another_process():
     small = sbp.jit(lambda x: x + 1, EIGHT, memory_limit=1)
     for call in (lambda: sbp.parse("x("), lambda: small.plan(jnp.ones(8)), lambda: JIT(3)):
         error = refused(None, call)
-        for same in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
-            assert (type(same), str(same), same.code) == (type(error), str(error), error.code)
+        assert all(
+            (type(same), str(same), same.code) == (type(error), str(error), error.code)
+            for same in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error))
+        )
 
 
 # ---- what to write instead -----------------------------------------------------------------------
@@ -315,7 +316,7 @@ def test_errors_come_back_from_another_process():
 GRID = sbp.make_mesh((2, 4), ("data", "model"))
 PART: Any = sbp.jit(lambda x: x.sum(0), GRID, "data:S(0)", "data:P(sum)")(X)
 ODD_ROWS = sbp.Padded.of(np.ones((7, 3), "float32"), "data:S(0)", GRID)
-SG: Any = sbp.signatures
+SG: Any = signatures
 SPLIT: Any = sbp.split
 REPORT = sbp.jit(jnp.sin, GRID, "data:S(0)").check(X)
 
