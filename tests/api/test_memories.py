@@ -120,8 +120,9 @@ PROGRAMS: Any = {
 def compare(got, wanted):
     """Compares values and kinds of memory."""
     assert_same_results(wanted, got, atol=1e-6)
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-        assert one.sharding.memory_kind == other.sharding.memory_kind
+    assert [x.sharding.memory_kind for x in jax.tree.leaves(got)] == [
+        x.sharding.memory_kind for x in jax.tree.leaves(wanted)
+    ]
 
 
 @pytest.mark.filterwarnings("ignore::sbp.SbpWarning")
