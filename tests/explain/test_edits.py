@@ -58,9 +58,11 @@ def test_in_types_that_free_one_argument_name_the_types_of_the_others():
     found = helped(product, MESH, (arriving("tensor"), arriving(None, "tensor")), boxing="explicit")
     helps = [h for d in found for h in d.helps if "in_types" in h.text]
     assert helps
-    for help_ in helps:
-        assert "and write the types of the other inputs there, too" in help_.text
-        assert [e.position for e in help_.edits if isinstance(e, OptionEdit)] == [0, 1]
+    assert all(
+        "and write the types of the other inputs there, too" in h.text
+        and [e.position for e in h.edits if isinstance(e, OptionEdit)] == [0, 1]
+        for h in helps
+    )
 
 
 def test_in_types_do_not_reach_keyword_arguments():
