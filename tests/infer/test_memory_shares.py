@@ -123,8 +123,10 @@ def test_a_conversion_in_several_steps_writes_and_reads_once(sizes):
             if sent == list(steps):  # with local steps it may write or read less
                 assert more == pytest.approx(once if sent else 0.0)
     # No conversion is dearer than two that have the same result.
-    for k in range(len(space.types)):
-        assert (found <= found[:, k, None] + found[None, k, :] + 1e-12).all()
+    assert all(
+        (found <= found[:, k, None] + found[None, k, :] + 1e-12).all()
+        for k in range(len(space.types))
+    )
 
 
 def momentum(mark):
@@ -210,8 +212,10 @@ def test_few_rows_take_as_long_as_product_rows():
 
 def test_a_single_row_runs_on_vector_units():
     assert V5E.vector_flops_per_second is not None
-    for shapes in (((2048,), (2048, 8192)), ((1, 2048), (2048, 8192)), ((8192, 2048), (2048,))):
-        assert alone(jnp.matmul, *shapes) == 2 * 2048 * 8192 / V5E.vector_flops_per_second
+    assert {
+        alone(jnp.matmul, *shapes)
+        for shapes in (((2048,), (2048, 8192)), ((1, 2048), (2048, 8192)), ((8192, 2048), (2048,)))
+    } == {2 * 2048 * 8192 / V5E.vector_flops_per_second}
     plain = dataclasses.replace(V5E, vector_flops_per_second=None, fast_memory_bytes=0)
     size = 2 * (2048 + 2048 * 8192 + 8192)
     assert alone(jnp.matmul, (2048,), (2048, 8192), hardware=plain) == pytest.approx(read(size))
