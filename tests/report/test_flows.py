@@ -139,8 +139,10 @@ def test_branches_of_a_conditional_are_all_shown_and_that_is_said():
     )
     found = ProgramFlows(plan.program)
     assert found.called == plan.cost.bytes_per_device and found.bytes > found.called * 1.5
-    for shown in (plan.report().picture(), plan.report().bytes(), plan.report().source()):
-        assert "This counts all branches of conditionals" in " ".join(str(shown).split())
+    assert all(
+        "This counts all branches of conditionals" in " ".join(str(shown).split())
+        for shown in (plan.report().picture(), plan.report().bytes(), plan.report().source())
+    )
 
 
 def test_the_numbers_of_layers_fold_and_others_do_not():
@@ -325,9 +327,11 @@ def test_two_plans_stand_side_by_side(scoped_plan):
     words = [t.text for t in ElementTree.fromstring(svg).iter(f"{{{NAMESPACE}}}text")]
     assert "this plan" in words and "the other plan" in words
     both = traffic(scoped_plan.program), traffic(other.program)
-    for matrix in matrices(both):
-        for sums, one in zip(matrix.plans, both, strict=True):
-            assert sum(sums.values()) == pytest.approx(one.bytes, rel=1e-12)
+    assert all(
+        sum(sums.values()) == pytest.approx(one.bytes, rel=1e-12)
+        for matrix in matrices(both)
+        for sums, one in zip(matrix.plans, both, strict=True)
+    )
 
 
 def test_the_drawing_has_each_cell_of_the_table(scoped_plan):
