@@ -80,10 +80,12 @@ def test_each_device_has_the_elements_that_are_cut_by_hand(shape, text, mesh):
     found = shards_of_type(shape, text, mesh)
     shown, by_hand = elements_shown(found), elements_by_hand(shape, parse(text), mesh)
     assert sorted(shown) == list(range(math.prod(mesh.values())))
-    for device, (numbers, place) in enumerate(by_hand):
-        assert shown[device][0] == numbers
-        for other, (_, elsewhere) in enumerate(by_hand):
-            assert (shown[device][1] == shown[other][1]) == (place == elsewhere)
+    assert [shown[device][0] for device in sorted(shown)] == [numbers for numbers, _ in by_hand]
+    assert all(
+        (shown[device][1] == shown[other][1]) == (place == elsewhere)
+        for device, (_, place) in enumerate(by_hand)
+        for other, (_, elsewhere) in enumerate(by_hand)
+    )
     assert found.summands == len({place for _, place in by_hand})
 
 
