@@ -366,10 +366,12 @@ def test_what_is_alive_is_what_the_peak_has(memory_plans, name):
 
 
 def test_arguments_are_counted_by_hand(memory_plans):
-    for name, parts in (("tensor", 4), ("gathered", 8)):
-        for moment in LiveBytes(memory_plans[name].program).moments:
-            assert moment.bytes["weights"] == moment.bytes["optimiser"] == STATE / parts
-            assert moment.bytes["other arguments"] == TOKENS / 2 * D * 4
+    assert all(
+        moment.bytes["weights"] == moment.bytes["optimiser"] == STATE / parts
+        and moment.bytes["other arguments"] == TOKENS / 2 * D * 4
+        for name, parts in (("tensor", 4), ("gathered", 8))
+        for moment in LiveBytes(memory_plans[name].program).moments
+    )
 
 
 def test_results_without_donation_take_as_much_again(memory_plans):
