@@ -79,8 +79,9 @@ def test_the_pins_of_a_result_and_of_its_cotangent_go_apart():
         "result": "y = sbp.annotate(x, cotangent='a:P(sum)')",
         "whole": "y = x",
     }
-    for part, line in left.items():
-        assert edited_text(text, repin(at, {}, part)) == f"import sbp\n{line}\n"
+    assert {part: edited_text(text, repin(at, {}, part)) for part in left} == {
+        part: f"import sbp\n{line}\n" for part, line in left.items()
+    }
     (edit,) = repin(at, {"a": S(0)}, "cotangent", free=("b",))
     assert edit.replacement == 'sbp.annotate(x, a=sbp.B, cotangent="a:S(0) b:?")'
 
