@@ -49,8 +49,11 @@ def test_committed_outputs_hold_on_every_machine(path: Path):
         assert cell.execution_count == place, f"{cell.id} has not run; {RENEW}"
         for output in cell.outputs:
             assert output.get("name") != "stderr", f"{cell.id} writes to stderr"
-            for word in ("ipykernel", "site-packages", " at 0x", tempfile.gettempdir() + "/"):
-                assert word not in str(output), f"{word!r} in an output of {cell.id}"
+            assert not [
+                word
+                for word in ("ipykernel", "site-packages", " at 0x", tempfile.gettempdir() + "/")
+                if word in str(output)
+            ], cell.id
 
 
 def test_a_changed_output_is_shown_with_its_line():
