@@ -503,13 +503,16 @@ def test_each_operand_input_output_and_result_is_named_once(name: str) -> None:
         assert [e.operand for e in interface.entries] == list(range(len(node.inputs)))
         for number, region in enumerate(node.regions):
             assert len(interface.fed[number]) == len(region.inputs)
-            for position, entry in enumerate(interface.fed[number]):
-                assert (number, position) in entry.inputs
-                assert (number, position) in interface.entries[entry.operand].inputs
+            assert all(
+                (number, position) in entry.inputs
+                and (number, position) in interface.entries[entry.operand].inputs
+                for position, entry in enumerate(interface.fed[number])
+            )
             assert [e.output for e in interface.leaving(number)] == list(range(len(region.outputs)))
         assert {e.result for e in interface.exits} - {-1} == set(range(len(node.outputs)))
-        for result in range(len(node.outputs)):
-            assert interface.exit_to(result).result == result
+        assert all(
+            interface.exit_to(result).result == result for result in range(len(node.outputs))
+        )
 
 
 def test_numbers_count_within_a_kind_and_carries_return_to_their_entry() -> None:
@@ -522,9 +525,11 @@ def test_numbers_count_within_a_kind_and_carries_return_to_their_entry() -> None
         ("carry", 1, False),
     ]
     assert [e.kind for e in interface.exits] == ["predicate", "carry", "carry"]
-    for left in interface.leaving(1):
-        assert left.entry is interface.entering("carry")[left.number]
-        assert [left.entry_position(k) - left.number for k in (0, 1)] == [1, 2]
+    assert all(
+        left.entry is interface.entering("carry")[left.number]
+        and [left.entry_position(k) - left.number for k in (0, 1)] == [1, 2]
+        for left in interface.leaving(1)
+    )
 
 
 def test_an_amount_is_the_sum_over_trips_or_the_most_of_any_branch() -> None:
