@@ -26,6 +26,13 @@ def assert_close(got, want, *, rtol, atol) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), got, want)
 
 
+def checked_plan(fn, mesh, *args, rtol=1e-4, atol=1e-4, **options) -> sbp.Plan:
+    """The plan of a function, after a check that its results are those of `jax.jit`."""
+    f = sbp.jit(fn, mesh, **options)
+    assert_close(f(*args), jax.jit(fn)(*args), rtol=rtol, atol=atol)
+    return f.plan(*args)
+
+
 def assert_same_results(want, got, rtol=1e-5, atol=1e-5) -> None:
     """Structure, kind of leaf, shape, dtype, weak type and values are equal; floats up to
     rounding."""

@@ -12,7 +12,7 @@ import pytest
 import sbp
 from tests.hardware import SENDS_FREELY
 from tests.run.test_collectives import assert_within_plan, normal
-from tests.same import assert_close
+from tests.same import assert_close, checked_plan
 from tests.signatures.test_alignment import gradient, scanned
 from tests.trace.test_joins import squares, stencil
 
@@ -45,18 +45,19 @@ def test_one_permute(n: int, length: int):
         (lambda x: jnp.diff(x, axis=0, prepend=x[:1]), (x,), ("x:S(0)",)),
         (lambda x: jax.lax.pad(x, np.float32(0), [(1, -1, 0), (0, 0, 0)]), (x,), ("x:S(0)",)),
     ):
-        f = sbp.jit(
+        plan = checked_plan(
             fn,
             mesh,
+            *args,
+            rtol=1e-6,
+            atol=0,
             in_types=types,
             out_types="x:S(0)",
             hardware=SENDS_FREELY,
             budgets=NOTHING_ELSE,
         )
-        plan = f.plan(*args)
         assert permutes(plan) == [1] and plan.cost.bytes_per_device == 2 * 4
         assert_within_plan(plan, (n,))
-        assert_close(f(*args), fn(*args), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("sizes", [(8,), (2, 4)])
@@ -71,9 +72,8 @@ def test_uneven_rolls(sizes: tuple[int, ...]):
         return sbp.annotate(jnp.roll(x, (5, -2), (0, 1)) + shifted(x[:1] * 2, x) + rows, split)
 
     x = np.arange(13 * 11, dtype=np.int32).reshape(13, 11)
-    f = sbp.jit(fn, sbp.make_mesh(sizes, names), hardware=SENDS_FREELY)
-    assert {"join_slices"} == {o.node.op for o, _ in f.plan(x).program.kernels()}
-    np.testing.assert_array_equal(np.asarray(f(x)), np.asarray(fn(x)))
+    plan = checked_plan(fn, sbp.make_mesh(sizes, names), x, rtol=0, atol=0, hardware=SENDS_FREELY)
+    assert {"join_slices"} == {o.node.op for o, _ in plan.program.kernels()}
 
 
 def pipeline(weights, microbatches):
@@ -95,21 +95,21 @@ def test_the_papers_pipeline():
     step = jax.value_and_grad(pipeline)
     rng = np.random.default_rng(0)
     weights, batches = rng.normal(size=(4, 6, 6)), rng.normal(size=(5, 3, 6))
-    f = sbp.jit(
+    plan = checked_plan(
         step,
         sbp.make_mesh((4,), ("x",)),
+        weights.astype(np.float32),
+        batches.astype(np.float32),
+        atol=1e-6,
         in_types=("x:S(0)", "B"),
         out_types=("B", "x:S(0)"),
         hardware=SENDS_FREELY,
         budgets=[sbp.forbid(k, where="loop") for k in ("all_to_all", "all_gather")],
     )
-    args = weights.astype(np.float32), batches.astype(np.float32)
-    plan = f.plan(*args)
     shifts = [(o.node, times) for o, times in plan.program.kernels() if o.node.op == "join_slices"]
     assert permutes(plan) == [1, 1] and [times for _, times in shifts] == [5, 5]
     assert [node.backward for node, _ in shifts] == [False, True]
     assert_within_plan(plan, (4,))
-    assert_close(f(*args), step(*args), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("fn", [stencil, squares(stencil)], ids=["stencil", "gradient"])
@@ -275,24 +275,22 @@ def test_uneven_shards_go_round(sizes):
     def product(x, y):
         return sbp.annotate(sbp.annotate(x, x=sbp.S(0)) @ sbp.annotate(y, x=sbp.S(1)), x=sbp.S(0))
 
-    fn = sbp.jit(product, sbp.make_mesh((8,), ("x",)), hardware=BALANCED)
-    x, y = normal(i, k), normal(k, j, seed=1)
-    assert kernels(fn.plan(x, y)) == {"rotate_rhs"}
-    np.testing.assert_allclose(np.asarray(fn(x, y)), x @ y, rtol=1e-4, atol=1e-4)
+    mesh, args = sbp.make_mesh((8,), ("x",)), (normal(i, k), normal(k, j, seed=1))
+    assert kernels(checked_plan(product, mesh, *args, hardware=BALANCED)) == {"rotate_rhs"}
 
 
 def test_gradients_go_round():
     fn = jax.value_and_grad(lambda x, y: jnp.sum(jnp.tanh(x @ y) ** 2), argnums=(0, 1))
-    f = sbp.jit(
+    plan = checked_plan(
         fn,
         sbp.make_mesh((4,), ("x",)),
+        normal(16, 24),
+        normal(24, 8, seed=1),
         in_types=("x:S(0)", "x:S(1)"),
         out_types=("B", ("x:S(0)", "x:S(1)")),
         hardware=BALANCED,
     )
-    x, y = normal(16, 24), normal(24, 8, seed=1)
-    assert "rotate_rhs" in kernels(f.plan(x, y))
-    assert_close(f(x, y), jax.jit(fn)(x, y), rtol=1e-4, atol=1e-4)
+    assert "rotate_rhs" in kernels(plan)
 
 
 def test_a_ring_that_hides_nothing_is_not_taken():
@@ -326,17 +324,17 @@ def pairs(length: int):
 def test_scans_of_shards(case: str, sizes):
     types = "x:S(0)" if len(sizes) == 1 else "x:S(0) y:S(1)"
     fn = SCANS[case]
-    f = sbp.jit(
+    plan = checked_plan(
         fn,
         sbp.make_mesh(sizes, ("x", "y")[: len(sizes)]),
+        *pairs(32),
+        rtol=1e-5,
+        atol=1e-5,
         in_types=(types, types),
         out_types=(types, types),
         hardware=SENDS_FREELY,
         budgets=[sbp.forbid("all_to_all")],
     )
-    args = pairs(32)
-    assert_close(f(*args), jax.jit(fn)(*args), rtol=1e-5, atol=1e-5)
-    plan = f.plan(*args)
     if case == "forward":
         assert_within_plan(plan, sizes)
     # Of both arrays, up to three rows of each device are gathered; it has 32 / n of them. So are
