@@ -17,7 +17,7 @@ from sbp.plan.fit import FREED, WORTH, held_for_loops
 from sbp.plan.memory import GAPS
 from sbp.plan.saved import SavedPlan
 from tests.cases import shape as f32
-from tests.same import assert_close
+from tests.same import checked_plan
 
 MESH = jax.sharding.AbstractMesh((4,), ("d",))
 ROWS, COLUMNS = 1024, 512
@@ -267,16 +267,15 @@ def test_values():
         latency_seconds=0.0,
         hop_seconds=1e-9,
     )
-    f = sbp.jit(
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=(64, 64)).astype(np.float32) / 8 for _ in range(6)]
+    made = checked_plan(
         step,
         sbp.make_mesh((8,), ("d",)),
+        weights,
+        rng.normal(size=(TURNS, 512, 64)).astype(np.float32),
         in_types=("d:S(0)", "d:S(1)"),
         out_types="d:S(0)",
         hardware=fast,
     )
-    rng = np.random.default_rng(0)
-    weights = [rng.normal(size=(64, 64)).astype(np.float32) / 8 for _ in range(6)]
-    batch = rng.normal(size=(TURNS, 512, 64)).astype(np.float32)
-    made = f.plan(weights, batch)
     assert made.program.faster is not None
-    assert_close(made(weights, batch), jax.jit(step)(weights, batch), rtol=1e-4, atol=1e-4)
