@@ -97,10 +97,11 @@ def test_a_dict_with_the_keys_of_the_argument_is_a_prefix():
         ({"p": OTHER}, ({"w": X},), ["p['w']"]),
         ({"w": OTHER}, ({"w": X},), ["p['w']"]),
         ({"p": {"w": OTHER}}, ({"p": {"w": X}},), ["p['p']['w']"]),
+        ([None, "data:S(0)"], ({"w": X}, X), ["x"]),  # a list is an entry for each argument
     ],
     ids=case_name,
 )
-def test_one_dict_for_all_arguments(in_types, args, pinned):
+def test_one_dict_or_list_for_all_arguments(in_types, args, pinned):
     f = lambda p, x=None: jax.tree.map(jnp.sin, (p, x))
     signature = sbp.jit(f, MESH, in_types=in_types)._on(MESH).read(args, {})[0]
     assert [leaf.name for leaf in signature.leaves if leaf.type is not None] == pinned
@@ -191,11 +192,6 @@ def test_matches(pattern, path, named):
 def test_errors_name_the_leaf_and_the_nearest(in_types, message):
     call = lambda: sbp.jit(loss, MESH, in_types=in_types).plan(PARAMS, X)
     assert message in str(refused(None, call))
-
-
-def test_a_list_is_one_entry_for_each_of_several_arguments():
-    plan = sbp.jit(loss, MESH, in_types=[None, "data:S(0)"]).plan(PARAMS, X)
-    assert plan.in_types[0][1] == sbp.parse("data:S(0)")
 
 
 def test_errors_are_not_cut_off():
