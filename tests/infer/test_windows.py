@@ -94,9 +94,13 @@ def test_both_searches_of_conversions_find_the_same_seconds(monkeypatch):
 @pytest.mark.parametrize("boxing", ["auto", "reduce"])
 def test_the_modelled_time_is_that_of_the_plan(boxing):
     """A gradient is read whole and split: it is reduced once, whatever the policy."""
-    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-    pinned = ({"up": "model:S(1)", "down": "model:S(0)"}, "data:S(0)")
-    program = sbp.jit(step, mesh, in_types=pinned, boxing=boxing).plan(*arguments()).program
+    f = sbp.jit(
+        step,
+        jax.sharding.AbstractMesh((2, 4), ("data", "model")),
+        in_types=({"up": "model:S(1)", "down": "model:S(0)"}, "data:S(0)"),
+        boxing=boxing,
+    )
+    program = f.plan(*arguments()).program
     assert Schedule(program).seconds == pytest.approx(program.cost.seconds, rel=1e-6)
 
 
