@@ -214,18 +214,21 @@ def named_layer(x, pair):
 layers_loss = lambda weights, x: jnp.mean(jax.lax.scan(named_layer, x, weights)[0] ** 2)
 
 
-remat_loss = lambda weights, x: jnp.mean(
-    jax.lax.scan(jax.checkpoint(named_layer), x, weights)[0] ** 2
-)
-
-
 FORWARD = 3 * 2 * 2 * 512 * 256 * 1024
 """Two products of each layer, two operations for each of their terms."""
 
 
 @pytest.fixture(scope="module")
 def h100_plans():
-    made = {"forward": layers_loss, "train": descent(layers_loss), "remat": descent(remat_loss)}
+    made = {
+        "forward": layers_loss,
+        "train": descent(layers_loss),
+        "remat": descent(
+            lambda weights, x: jnp.mean(
+                jax.lax.scan(jax.checkpoint(named_layer), x, weights)[0] ** 2
+            )
+        ),
+    }
     weights, x = (shape(3, 256, 1024), shape(3, 1024, 256)), shape(512, 256)
     types = (SPLIT, "data:S(0)")
     return {
