@@ -246,13 +246,11 @@ def test_the_picture_and_the_source_name_the_same_line(scanned_plan):
 
 # ---- bytes by mesh axis, phase and place --------------------------------------------------------
 
-relu_layer = lambda x, w_in, w_out: jax.nn.relu(x @ w_in) @ w_out
-
 
 def scoped_loss(weights, x):
     for number, (w_in, w_out) in enumerate(weights):
         with jax.named_scope(f"layer_{number}"):
-            x = relu_layer(x, w_in, w_out)
+            x = jax.nn.relu(x @ w_in) @ w_out
     with jax.named_scope("loss"):
         return jnp.mean(x * x)
 
