@@ -91,9 +91,12 @@ def test_products_whose_parts_reach_the_annotation(program, want: str):
 
 
 def test_a_barrier_leaves_the_sums_of_its_other_operands_native():
-    mesh = jax.sharding.AbstractMesh((4,), ("x",))
-    args = [jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)] * 2
-    plan = sbp.jit(barrier, mesh, ("x:S(1)", "x:S(0)"), hardware="tpu-v5e").plan(*args)
+    plan = sbp.jit(
+        barrier,
+        jax.sharding.AbstractMesh((4,), ("x",)),
+        ("x:S(1)", "x:S(0)"),
+        hardware="tpu-v5e",
+    ).plan(*[jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)] * 2)
     assert len(plan.program.typing.sums) == 2  # the operand of the annotation, and its product
 
 
