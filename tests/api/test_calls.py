@@ -369,12 +369,11 @@ def test_what_lower_compiles_is_called_as_the_function(name, mesh):
 
 def test_what_lower_compiles_takes_and_returns_padded_and_partial(mesh):
     x = jnp.arange(13.0 * 7).reshape(13, 7)
-    axis = mesh.axis_names[0]
-    rows = sbp.padded(f"{axis}:S(0)")
+    rows = sbp.padded("x:S(0)")
     f = sbp.jit(lambda x: {"y": x * 2}, mesh, in_types=rows, out_types=rows)
-    held = sbp.Padded.of(x, f"{axis}:S(0)", mesh)
+    held = sbp.Padded.of(x, "x:S(0)", mesh)
     np.testing.assert_array_equal(f.lower(held).compile()(held)["y"], x * 2)
-    f = sbp.jit(lambda x: x.sum(0), mesh, in_types=f"{axis}:S(0)", out_types=f"{axis}:P(sum)")
+    f = sbp.jit(lambda x: x.sum(0), mesh, in_types="x:S(0)", out_types="x:P(sum)")
     (even,) = f.plan(X).place(X)
     np.testing.assert_allclose(f.lower(X).compile()(even).reduce(), X.sum(0), rtol=1e-6)
 
@@ -601,8 +600,7 @@ def test_a_copy_of_what_was_planned(pair):
 @pytest.mark.parametrize("held", ["array", "Padded", "Partial"])
 def test_a_deleted_array_is_refused(held, pair):
     """The runtime ends the process where a compiled function gets an array that it has taken."""
-    axis = pair.axis_names[0]
-    rows = {"array": f"{axis}:S(0)", "Padded": sbp.padded(f"{axis}:S(0)"), "Partial": f"{axis}:P"}
+    rows = {"array": "x:S(0)", "Padded": sbp.padded("x:S(0)"), "Partial": "x:P"}
     f = sbp.jit(lambda a: a * 2, pair, rows[held], rows[held], donate_argnums=0)
     x = sbp.jit(lambda a: a, pair, out_types=rows[held])(
         jnp.ones((13 if held == "Padded" else 16,))
