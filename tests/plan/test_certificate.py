@@ -541,9 +541,13 @@ def test_certificates_of_other_programs_hold(name: str):
 
 
 def test_a_sum_in_a_wider_dtype():
-    mesh = jax.sharding.AbstractMesh((8,), ("data",))
     x = jax.ShapeDtypeStruct((64, 4096), "bfloat16")
-    f = sbp.jit(lambda x: x @ x.T, mesh, in_types="data:S(1)", reduce_dtype=jnp.float32)
+    f = sbp.jit(
+        lambda x: x @ x.T,
+        jax.sharding.AbstractMesh((8,), ("data",)),
+        in_types="data:S(1)",
+        reduce_dtype=jnp.float32,
+    )
     text = certificate(f.plan(x).program, ["x"])
     assert '"wide"' in text and certify.certify(json.loads(text))
 
