@@ -175,8 +175,11 @@ def test_short_operations_share_boxes():
 
 
 def test_a_mesh_axis_may_be_named_as_the_lane_of_the_device():
-    mesh = jax.sharding.AbstractMesh((4,), ("compute",))
-    made = sbp.jit(lambda x, w: x @ w, mesh, in_types=("compute:S(1)", "compute:S(0)"))
+    made = sbp.jit(
+        lambda x, w: x @ w,
+        jax.sharding.AbstractMesh((4,), ("compute",)),
+        in_types=("compute:S(1)", "compute:S(0)"),
+    )
     program = made.plan(shape(D, H), shape(H, D)).program
     sums = {k: sum(v.values()) for k, v in lane_seconds(Schedule(program)).items()}
     assert (set(sums), sum(sums.values())) == (
