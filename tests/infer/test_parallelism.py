@@ -116,10 +116,14 @@ def test_a_small_step_takes_less_memory():
     """Prices of memory between the powers of ten have the plan that fits."""
 
     step = descent(lambda p, x, y: ((jnp.tanh(x @ p["w1"]) @ p["w2"] - y) ** 2).mean())
-    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-    types = ({"w1": "model:S(1)", "w2": "model:S(0)"}, "data:S(0)", "data:S(0)")
     limit = 2.2 * 2**20
-    f = sbp.jit(step, mesh, in_types=types, donate_argnums=0, memory_limit=limit)
+    f = sbp.jit(
+        step,
+        jax.sharding.AbstractMesh((2, 4), ("data", "model")),
+        in_types=({"w1": "model:S(1)", "w2": "model:S(0)"}, "data:S(0)", "data:S(0)"),
+        donate_argnums=0,
+        memory_limit=limit,
+    )
     plan = f.plan(mlp_params(256, 1024), shape(512, 256), shape(512, 256))
     assert plan.cost.peak_memory_bytes <= limit
 
