@@ -131,7 +131,8 @@ def check_helps(
     args: tuple[Any, ...],
     found: Iterable[Diagnostic],
 ) -> None:
-    """Each help of a program's diagnostics, made by its edits, does what it says at its price.
+    """Makes the edits of each help of a program's diagnostics. Checks that the edited program has
+    the bytes and the memory that the help names, or at least fewer errors.
 
     Arguments:
       fn: the program, a function of arrays.
