@@ -18,8 +18,9 @@ def planned(source, args, mesh=MESH, boxing: Policy | Mapping[str, Policy] = "au
 
 
 def masked(text):
-    """Without modelled times and peak memory, which follow from how JAX writes a gradient down, and
-    the columns' widths with them."""
+    """The text without modelled times and peak memory, and with single gaps between columns. Times
+    and memory depend on how a version of JAX traces a gradient, and the widths of columns depend on
+    them."""
     times = re.sub(r"(?<![\w.])\d[\d.]* (s|ms|us|ns)(?= |$|,|\)|<)", "#", text, flags=re.MULTILINE)
     shares = re.sub(r"[+-][\d.]+%", "#%", times)
     memory = re.sub(r"(?<=peak memory).*|(?<=<b>peak memory</b>).*", " #", shares)
