@@ -1,5 +1,6 @@
-"""What of an update and of a loop's stacks reaches memory in the cost model; what products of few
-rows compute, and what they wait for."""
+"""The cost model counts the bytes of an update and of a loop's stacks that reach memory. It also
+models the time of products with few rows: their multiplications, and the reads that nothing
+hides."""
 
 import dataclasses
 from typing import Any
