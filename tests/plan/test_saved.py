@@ -268,9 +268,9 @@ def test_arrays_that_a_program_closes_over_count_by_shape():
 
 
 # ---- lowering ------------------------------------------------------------------------------------
-# A value that is read in several types is converted along a tree; what its search leaves out is
-# said. The text of a plan: each collective has its line with its bytes, and registers are numbered
-# in order.
+# If operations read a value in several types, sbp converts it along a tree. The report says what
+# the search for the tree left out. In the text of a plan, each collective has a line with its
+# bytes, and the numbers of registers are in order.
 
 
 AXES = (("data", 2), ("model", 4))
