@@ -53,8 +53,8 @@ REFUSED = Report(program=None, diagnostics=DIAGNOSTICS, title="ffn")
 
 
 def masked(text):
-    """Without the figures that follow from how JAX writes a gradient down, which differs between
-    its versions."""
+    """The text without the figures that depend on how JAX traces a gradient, because versions of
+    JAX differ in this."""
     figures = (
         r"(?<=peak memory    )\S+ \S+|(?<=modelled time  )\S+ \S+|\d+(?= local operations?;)"
         r"|(?<=than )\d\S*(?=% cheaper)|(?<=modelled step over time: )[^%]+(?=% of it spent)"
