@@ -57,8 +57,8 @@ def assert_same_results(want, got, rtol=1e-5, atol=1e-5) -> None:
 
 
 def refused(said: str | None, call, *args, kind=Exception, **kwargs) -> sbp.SbpError:
-    """The error of sbp that a call raises. Its text matches, and it is of the kind that JAX's error
-    of the same call has."""
+    """The error of sbp that a call raises. Its text matches the pattern `said`, and it is also an
+    instance of `kind`, which is what JAX raises for the same call."""
     with pytest.raises(sbp.SbpError, match=said) as caught:
         call(*args, **kwargs)
     assert isinstance(caught.value, kind)
@@ -74,8 +74,8 @@ def equations_in(jaxpr):
 
 
 def outcome(call) -> str:
-    """What a call ends in, for comparison of errors: `ok`, or those of `TypeError`, `ValueError`
-    and `OverflowError` that its exception is."""
+    """How a call ends: `ok`, or which of `TypeError`, `ValueError` and `OverflowError` its
+    exception is an instance of. Tests compare a call of JAX with the same call of sbp."""
     try:
         call()
     except (TypeError, ValueError, OverflowError, sbp.SbpError) as error:
@@ -85,7 +85,8 @@ def outcome(call) -> str:
 
 
 def printed_under_all_hash_seeds(program: str) -> str:
-    """What a program prints in processes with different hash seeds, which is the same in all."""
+    """Runs a program in processes with different hash seeds, checks that all print the same text,
+    and returns the text."""
     command, root = [sys.executable, "-c", program], Path(__file__).parents[1]
     run = functools.partial(subprocess.run, cwd=root, capture_output=True, text=True, check=True)
     (text,) = {
