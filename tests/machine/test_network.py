@@ -610,8 +610,7 @@ def sliced(shape, names, slices):
 
 def test_an_axis_across_slices_has_the_network_between_them():
     # One gather of shards of 1 MB between two slices takes the latency and 1 MB at 25 Gbit/s.
-    two = np.repeat([0, 1], 16)
-    outer = sliced((2, 16), ("a", "b"), two)
+    outer = sliced((2, 16), ("a", "b"), np.repeat([0, 1], 16))
     inner = sliced((16, 2), ("b", "a"), np.tile([0, 1], 16))
     for mesh, position in ((outer, 0), (inner, 1)):
         link = mesh.collective("all_gather", (position,))
@@ -635,10 +634,9 @@ def test_the_report_says_how_many_slices_there_are():
 
 def test_an_axis_in_part_across_slices():
     axis = sliced((32,), ("d",), np.repeat([0, 1], 16)).collective("all_gather", (0,))
-    pair = sliced((2, 16), ("a", "b"), np.repeat([0, 1], 16)).collective("all_gather", (0, 1))
-    assert axis == pair
-    turned = sliced((32,), ("d",), np.repeat([1, 0], 16)).collective("all_gather", (0,))
-    assert axis == turned
+    halves = np.repeat([0, 1], 16)
+    assert axis == sliced((2, 16), ("a", "b"), halves).collective("all_gather", (0, 1))
+    assert axis == sliced((32,), ("d",), np.repeat([1, 0], 16)).collective("all_gather", (0,))
     shuffled = sliced((32,), ("d",), np.tile([0, 1], 16)).collective("all_gather", (0,))
     assert shuffled.seconds_per_byte == pytest.approx(8 / 25e9)
     uneven = sliced((2, 16), ("a", "b"), np.repeat([0, 1], [8, 24])).collective("all_gather", (1,))

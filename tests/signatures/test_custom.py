@@ -442,8 +442,7 @@ def test_flash_attention_and_its_gradient_split_by_examples_and_heads(mesh):
             loss = lambda *x: jnp.sum(flash_attention(*x, causal=True, sm_scale=0.1) ** 2)
             return jax.grad(loss, (0, 1, 2))(*operands)
 
-    f = sbp.jit(gradient, mesh, in_types=("x:S(0) y:S(1)",) * 3)
-    plan = f.plan(q, k, v)
+    plan = sbp.jit(gradient, mesh, in_types=("x:S(0) y:S(1)",) * 3).plan(q, k, v)
     assert plan.cost.bytes_per_device == 0
     assert {str(t) for t in plan.out_types} == {"x:S(0) y:S(1)"}
     assert_close(plan(q, k, v), jax.jit(gradient)(q, k, v), rtol=1e-4, atol=1e-3)
@@ -491,8 +490,7 @@ WHOLE = {
 @pytest.mark.parametrize("name", SPLIT)
 def test_a_dim_of_independent_blocks_splits(name, mesh):
     call, x = SPLIT[name], np.stack([WALL, WALL + 1]) if name == "a batch of kernels" else WALL
-    f = sbp.jit(call, mesh, in_types="y:S(0)" if x.ndim == 2 else "x:S(0) y:S(1)")
-    plan = f.plan(x)
+    plan = sbp.jit(call, mesh, in_types="y:S(0)" if x.ndim == 2 else "x:S(0) y:S(1)").plan(x)
     assert plan.cost.bytes_per_device == 0 and "S" in str(plan.out_types)
     np.testing.assert_array_equal(plan(x), 2 * x)
 

@@ -196,8 +196,9 @@ def test_summa_moves_shards_along_both_axes():
     each = SIZE * SIZE * 2 / 8
     assert plan.cost.bytes_per_device == (1 + 3) * each
     compiled = plan.lower().compile()
-    sent = bytes_by_kind(collectives(compiled.as_text(), 8))
-    assert sent == {"collective-permute": (1 + 3) * each}
+    assert bytes_by_kind(collectives(compiled.as_text(), 8)) == {
+        "collective-permute": (1 + 3) * each
+    }
     assert compiled.memory_analysis().temp_size_in_bytes < 2 * each  # no operand is held whole
 
 
@@ -280,8 +281,7 @@ def test_all_reduces_are_one_up_to_a_size(mib):
 def test_lowerings_of_the_smallest_slice():
     """The rows of `benchmarks/lowerings.csv` are what the installed compiler does; where they are
     not, `python -m benchmarks.collective_table --write` measures it."""
-    devices = list(mesh_of("v5e:2x2", d=4).devices)
-    assert list(probe(devices, (4,), 0)) == [
+    assert list(probe(list(mesh_of("v5e:2x2", d=4).devices), (4,), 0)) == [
         (row["kind"], row["dtype"], row["compiled"], row["runs"])
         for row in recorded()
         if (row["hardware"], row["slice"], row["mesh"]) == ("tpu-v5e", "2x2", "4")
