@@ -55,8 +55,9 @@ def matrices(a: Any, b: Any, **options: Any) -> Any:
 
 
 def with_indices(a: Any, b: Any, **options: Any) -> Any:
-    numbers = lax.broadcasted_iota(jnp.int32, a.shape, 0)
-    return lax.associative_scan(largest, (a + b, numbers), **options)
+    return lax.associative_scan(
+        largest, (a + b, lax.broadcasted_iota(jnp.int32, a.shape, 0)), **options
+    )
 
 
 SCANS: dict[str, Callable[..., Any]] = {
@@ -109,12 +110,18 @@ def test_only_the_last_level_is_shifted():
     assert max(shifts(aligned(scanned, pair(64))[1])) <= 2
 
 
+grouped = functools.partial(
+    lax.conv_general_dilated,
+    window_strides=(1,),
+    padding="VALID",
+    dimension_numbers=("NWC", "WIO", "NWC"),
+    feature_group_count=2,
+)
+
+
 def in_groups(x: Any) -> Any:
     """A convolution of two groups of features, behind a feature."""
-    image, kernel = x[None, :, 1:], jnp.ones((1, 2, 4), np.float32)
-    y = lax.conv_general_dilated(
-        image, kernel, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=2
-    )
+    y = grouped(x[None, :, 1:], jnp.ones((1, 2, 4), np.float32))
     return jnp.concatenate([x[None, :, :1], y], 2)
 
 
@@ -221,12 +228,8 @@ MIRRORED: dict[str, Callable[..., Any]] = {
 
 def with_groups_of_features(a: Any, b: Any) -> Any:
     """A convolution that has no mirror image."""
-    image, numbers = jnp.flip(a[None], 2), ("NWC", "WIO", "NWC")
     kernel = b[:1, :4].reshape(1, 2, 2)[:, :, jnp.array([0, 1, 0, 1])]
-    y = lax.conv_general_dilated(
-        image, kernel, (1,), "VALID", dimension_numbers=numbers, feature_group_count=2
-    )
-    return jnp.flip(y, 2)
+    return jnp.flip(grouped(jnp.flip(a[None], 2), kernel), 2)
 
 
 LEFT: dict[str, tuple[Callable[..., Any], int]] = {
@@ -332,13 +335,12 @@ def summed(fn, wrapped=lambda body: body):
 
 def counted(w, xs):
     """A `while`, whose predicate reads a constant, too."""
-
-    def body(state):
-        n, x = state
-        return n + 1, step(x, w)
-
     most = jnp.int32(3)
-    _, x = jax.lax.while_loop(lambda state: state[0] < most, body, (jnp.int32(0), xs[0]))
+    _, x = jax.lax.while_loop(
+        lambda state: state[0] < most,
+        lambda state: (state[0] + 1, step(state[1], w)),
+        (jnp.int32(0), xs[0]),
+    )
     return jnp.sum(x.astype(jnp.float32))
 
 
@@ -362,8 +364,12 @@ def arguments():
 
 
 def planned(fn, shape=(8,), **options):
-    mesh = sbp.make_mesh(shape, ("x", "y")[: len(shape)])
-    return sbp.jit(fn, mesh, in_types=("x:S(0)", "x:S(1)"), **options)
+    return sbp.jit(
+        fn,
+        sbp.make_mesh(shape, ("x", "y")[: len(shape)]),
+        in_types=("x:S(0)", "x:S(1)"),
+        **options,
+    )
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -383,10 +389,16 @@ def large_gathers(fn, **options):
         hardware="tpu-v5e",
         **options,
     )
-    w = jax.ShapeDtypeStruct((LARGE, LARGE), jnp.float32)
-    plan = f.plan(w, jax.ShapeDtypeStruct((4, 16 * LARGE, LARGE), jnp.bfloat16))
-    boxes = [(one.trips, step) for one in plan.program.boxes() for step in one.box.steps]
-    return [(trips, step.bytes_sent) for trips, step in boxes if step.kind == "all_gather"]
+    plan = f.plan(
+        jax.ShapeDtypeStruct((LARGE, LARGE), jnp.float32),
+        jax.ShapeDtypeStruct((4, 16 * LARGE, LARGE), jnp.bfloat16),
+    )
+    return [
+        (one.trips, step.bytes_sent)
+        for one in plan.program.boxes()
+        for step in one.box.steps
+        if step.kind == "all_gather"
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "widened"])
