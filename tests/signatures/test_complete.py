@@ -348,13 +348,7 @@ CALLBACKS = frozenset(names("debug_callback debug_print io_callback pure_callbac
 _CLOSE = (
     "holds within the tolerance of the narrow dtype, but rounds every part before the reduction"
 )
-_ONE = "the sample's windows do not overlap, or have one element; those that do are refuted"
-_OPEN = (
-    "which of two writes to an element wins is open, and parts in which different ones won do not"
-    " belong together"
-)
 _SMALL = "a product may underflow to 0 though no factor is 0"
-_TOTAL = "the total order of keys, inside comparators of sorts, that no type is given to"
 
 REASONS: tuple[tuple[str, str, str], ...] = (
     ("convert_element_type", r"P\((sum|prod)\) -> P\((sum|prod)\)", _CLOSE),
@@ -374,7 +368,11 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         ),
     ),
     ("is_finite", r".*", "parts of a finite sum may overflow, and the oracle's are small"),
-    ("le_to lt_to", r".*", _TOTAL),
+    (
+        "le_to lt_to",
+        r".*",
+        "the total order of keys, inside comparators of sorts, that no type is given to",
+    ),
     ("neg", r"P\(prod\) -> P\(prod\)", "on an odd number of devices alone"),
     ("nextafter", r".*", "what it changes is too little for the oracle to see"),
     (
@@ -388,8 +386,19 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         r".*",
         "by any function: this sample's is linear, or takes windows one by one",
     ),
-    ("reduce_window_max reduce_window_min reduce_window_sum select_and_scatter_add", r".*", _ONE),
-    ("scatter", r"(P\(\w+\)), B, \1 -> \1", _OPEN),
+    (
+        "reduce_window_max reduce_window_min reduce_window_sum select_and_scatter_add",
+        r".*",
+        "the sample's windows do not overlap, or have one element; those that do are refuted",
+    ),
+    (
+        "scatter",
+        r"(P\(\w+\)), B, \1 -> \1",
+        (
+            "which of two writes to an element wins is open, and parts in which different ones won"
+            " do not belong together"
+        ),
+    ),
     (
         "scatter-add scatter-sub",
         r"P\((max|min)\), B, B -> .*",
@@ -475,11 +484,9 @@ def enumerations(name: str) -> Iterator[Enumeration]:
             done.add(kind)
             yield Enumeration(eqn, redrawn)
             continue
-        literal = any(
-            a.shape == () for a in eqn.op.ins
-        )  # the table does not know its sign, the values would show it
+        # Of a literal, the table does not know the sign, and the values would show it.
         if (
-            literal
+            any(a.shape == () for a in eqn.op.ins)
             or eqn.op.outs[0].dtype.name.startswith(("key", "float8"))
             or max(len(a.shape) for a in eqn.op.ins) > 1
         ):

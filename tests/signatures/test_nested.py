@@ -152,8 +152,7 @@ def nd_layouts(eqn: Equation, sizes: tuple[int, ...]) -> list[OpTypes]:
         inputs=tuple(range(count)),
         outputs=tuple(range(count, count + len(eqn.op.outs))),
     )
-    native = (frozenset(MONOIDS),) * count
-    found = RowTable(mesh).rows(node, False, eqn.op.ins, eqn.op.outs, native)
+    found = RowTable(mesh).rows(node, False, eqn.op.ins, eqn.op.outs, (frozenset(MONOIDS),) * count)
     return [
         OpTypes(
             tuple(tuple(map(decode, t)) for t in r.ins),
@@ -204,15 +203,19 @@ def test_a_reshape_is_typed_axis_by_axis():
     ],
 )
 def test_both_axes_split_a_dim(name: str, case: int, ins, out):
-    found = layouts_of(name, case, (2, 4))
-    assert any(layout.ins[: len(ins)] == ins and layout.outs[0] == out for layout in found)
+    assert any(
+        layout.ins[: len(ins)] == ins and layout.outs[0] == out
+        for layout in layouts_of(name, case, (2, 4))
+    )
 
 
 def test_both_operands_over_both_axes():
     """SUMMA: rows and columns of both operands over the two axes, and of the result; neither
     operand is whole anywhere."""
-    found = [r for r in layouts_of("dot_general", 1, (2, 4)) if r.ins == (TURNED, TURNED)]
-    assert any(layout.outs == (TURNED,) and layout.communicates for layout in found)
+    assert any(
+        r.ins == (TURNED, TURNED) and r.outs == (TURNED,) and r.communicates
+        for r in layouts_of("dot_general", 1, (2, 4))
+    )
 
 
 @pytest.mark.parametrize(("name", "case"), [("slice", 2), ("pad", 1), ("join_slices", 1)])
@@ -230,8 +233,9 @@ def test_padding_inside_is_seen(monkeypatch: pytest.MonkeyPatch):
         ListPlace, "in_extent", lambda self, operand, dim: self.local_ins[operand][dim]
     )
     eqn = equation("gather", *CASES["gather"][0])
-    layout = OpTypes(((S(0), S(0)), (B, B)), ((P, P),), (2, 4))
-    assert Oracle(eqn.op, eqn.primitive, eqn.args).refute(layout, np.random.default_rng(0))
+    assert Oracle(eqn.op, eqn.primitive, eqn.args).refute(
+        OpTypes((BOTH, (B, B)), ((P, P),), (2, 4)), np.random.default_rng(0)
+    )
 
 
 # ---- panels --------------------------------------------------------------------------------------

@@ -188,10 +188,11 @@ print(*sorted({p.name for p in gc.get_objects() if isinstance(p, _jax.Primitive)
 
 def test_every_primitive_has_a_rule_or_a_reason():
     """In a process of its own: what other tests load is theirs."""
-    done = subprocess.run(
-        [sys.executable, "-c", LISTING], capture_output=True, text=True, check=True
+    loaded = set(
+        subprocess.run(
+            [sys.executable, "-c", LISTING], capture_output=True, text=True, check=True
+        ).stdout.split()
     )
-    loaded = set(done.stdout.split())
     assert len(loaded) > 200
     missing = loaded - set(known_primitives()) - FALLBACK.keys() - REFUSED.keys()
     assert not missing, sorted(missing)
@@ -524,8 +525,7 @@ def wants_a_number(size):
 def test_facts_decide_rows(name, monkeypatch):
     monkeypatch.setattr(Size, "_number", wants_a_number)
     rng = np.random.default_rng(zlib.crc32(name.encode()))
-    for eqn in equations(name, SAMPLES[name]):
-        op = eqn.op
+    for op in (eqn.op for eqn in equations(name, SAMPLES[name])):
         values = [int(s) for a in (*op.ins, *op.outs) for s in a.shape]
         if not values:
             continue
