@@ -240,6 +240,9 @@ def test_training_on_meshes_equals_one_device(router, dispatch, axes):
 
 # ---- what moves ----------------------------------------------------------------------------------
 
+DEVICES = 4
+SHARDING = sharding_of((("expert", DEVICES),))
+MESH = sbp.make_mesh([DEVICES], ["expert"])
 COLLECTIVES = r"\b(all_to_all|all_gather|all_reduce|reduce_scatter)\[.*?  (\d+) B "
 
 
@@ -278,15 +281,12 @@ def both_ways(cfg, sharding):
 @pytest.mark.parametrize("dispatch", ["einsum", "gather"])
 def test_two_all_to_alls_forward_and_four_a_step(dispatch):
     """A3: in the plan and in the compiled program; each sends the payload of section 4.4."""
-    devices = 4
     cfg = ModelConfig(experts=16, eval_capacity_factor_per_choice=1.0, dispatch=dispatch)
-    sharding = sharding_of((("expert", devices),))
-    mesh = sbp.make_mesh([devices], ["expert"])
     args = large(cfg, 4, 1024, 64, 256)
     # E * C * M * G / D elements, of which (D - 1) / D leave the device.
-    payload = 16 * 128 * 64 * 4 // devices * 4 * (devices - 1) // devices
+    payload = 16 * 128 * 64 * 4 // DEVICES * 4 * (DEVICES - 1) // DEVICES
     for program, count in ((forward, 2), (both_ways, 4)):
-        plan = sbp.jit(program(cfg, sharding), mesh).plan(*args)
+        plan = sbp.jit(program(cfg, SHARDING), MESH).plan(*args)
         assert [n for kind, n in sent(plan) if kind == "all_to_all"] == [payload] * count
         compiled = plan.lower().compile().as_text()
         assert len(re.findall(r" all-to-all(?:-start)?\(", compiled)) == count
@@ -296,18 +296,14 @@ def test_three_annotations_type_the_layer_and_its_gradient():
     """S3: with no types but the annotations, weights of experts and tokens lie split over the
     devices, and so do their gradients; the router's weight may lie anywhere, and its gradient is
     the one sum over devices of that size."""
-    devices = 4
     cfg = ModelConfig(experts=16, eval_capacity_factor_per_choice=1.0)
-    mesh = sbp.make_mesh([devices], ["expert"])
-    p, x = large(cfg, 4, 1024, 64, 256)
-    plan = sbp.jit(both_ways(cfg, sharding_of((("expert", devices),))), mesh).plan(p, x)
+    plan = sbp.jit(both_ways(cfg, SHARDING), MESH).plan(*large(cfg, 4, 1024, 64, 256))
     (weights, tokens), _ = plan.in_types
     loss, (slopes, slope) = plan.out_types
-    split = sbp.parse("expert:S(0)")
     assert [
         *(types[name] for types in (weights, slopes) for name in ("expert_in", "expert_out")),
         *(tokens, slope),
-    ] == [split] * 6
+    ] == [sbp.parse("expert:S(0)")] * 6
     assert loss == sbp.parse("B")
     found = sent(plan)
     assert [kind for kind, _ in found].count("all_to_all") == 4
@@ -320,26 +316,25 @@ def test_three_annotations_type_the_layer_and_its_gradient():
 def test_all_gather_and_reduce_scatter_where_choices_pass_the_devices(choices):
     """C4: k copies of a token by all-to-all, or all tokens by all-gather and their outputs by
     reduce-scatter, whichever sends less: they meet at k = D."""
-    devices = 4
-    options: dict[str, Any] = {"router": "top_k", "experts_per_token": choices}
-    cfg = ModelConfig(experts=16, eval_capacity_factor_per_choice=1.0, **options)
+    cfg = ModelConfig(
+        experts=16,
+        eval_capacity_factor_per_choice=1.0,
+        router="top_k",
+        experts_per_token=choices,
+    )
     size, width = 256, 1024
-    p, x = large(cfg, 4, size, width, 4096)
     types = {"gate": "B", "expert_in": "expert:S(0)", "expert_out": "expert:S(0)"}
-    plan = sbp.jit(
-        forward(cfg, sharding_of((("expert", devices),))),
-        sbp.make_mesh([devices], ["expert"]),
-        in_types=(types, "expert:S(0)"),
-    ).plan(p, x)
+    f = sbp.jit(forward(cfg, SHARDING), MESH, in_types=(types, "expert:S(0)"))
+    plan = f.plan(*large(cfg, 4, size, width, 4096))
     # Router logits and slot numbers move too; they are small beside the tokens.
     found = Counter(kind for kind, sent_bytes in sent(plan) if sent_bytes > 2**19)
     row = size * width * 4  # bytes of the tokens of a device
-    if choices < devices:
+    if choices < DEVICES:
         assert found == Counter(all_to_all=2)
-        assert plan.cost.bytes_per_device < 1.1 * 2 * choices * row * (devices - 1) / devices
+        assert plan.cost.bytes_per_device < 1.1 * 2 * choices * row * (DEVICES - 1) / DEVICES
     else:
         assert found == Counter(all_gather=1, reduce_scatter=1)
-        assert plan.cost.bytes_per_device < 1.1 * 2 * (devices - 1) * row
+        assert plan.cost.bytes_per_device < 1.1 * 2 * (DEVICES - 1) * row
 
 
 def test_split_experts_are_reduced_behind_combine(monkeypatch):
