@@ -71,17 +71,23 @@ def loss(policy):
 
 def test_offloaded_activations_leave_device_memory():
     mesh, layers = mesh_of("v5e:2x4", x=2, y=4), 4
-    names = {"names_which_can_be_saved": [], "names_which_can_be_offloaded": ["hidden"]}
-    memories = {"offload_src": "device", "offload_dst": "pinned_host"}
-    offloads = jax.checkpoint_policies.save_and_offload_only_these_names(**names, **memories)
+    offloads = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["hidden"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
     saves = jax.checkpoint_policies.save_only_these_names("hidden")
     (ws,) = arrays(mesh, (layers, 1024, 1024), jnp.float32, ())
     (x,) = arrays(mesh, (65536, 1024), jnp.float32, (("x", "y"),))
 
     def compiled(jit, policy):
-        fn = jax.grad(loss(policy), argnums=1)
-        options = {"in_shardings": (ws.sharding, x.sharding), "out_shardings": x.sharding}
-        return jit(fn, **options).lower(ws, x).compile()
+        f = jit(
+            jax.grad(loss(policy), argnums=1),
+            in_shardings=(ws.sharding, x.sharding),
+            out_shardings=x.sharding,
+        )
+        return f.lower(ws, x).compile()
 
     sbp_jit = functools.partial(sbp.jit, mesh=mesh)
     mine, jaxs = compiled(sbp_jit, offloads), compiled(jax.jit, offloads)
@@ -121,10 +127,12 @@ def copies(lowered):
 
 
 def test_a_gather_of_partly_filled_lanes_copies_what_meets_it():
-    gathered = lambda x, other: other + 2 * jax.lax.all_gather(x, "d", axis=1, tiled=True)
-    specs = (jax.P(None, "d"), jax.P())
     f = jax.shard_map(
-        gathered, mesh=mesh_of("v5e:4x4", d=16), in_specs=specs, out_specs=jax.P(), check_vma=False
+        lambda x, other: other + 2 * jax.lax.all_gather(x, "d", axis=1, tiled=True),
+        mesh=mesh_of("v5e:4x4", d=16),
+        in_specs=(jax.P(None, "d"), jax.P()),
+        out_specs=jax.P(),
+        check_vma=False,
     )
     found = copies(jax.jit(f).lower(ARRAY, ARRAY))
     assert len(found) == 2
