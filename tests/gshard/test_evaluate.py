@@ -40,9 +40,10 @@ ROWS = [
 
 def test_a_set_is_scored_by_exact_match_and_by_sacrebleus_chrf():
     nearly = [ROWS[0].target, "the cat sleeps there well", "a dog"]
-    copied = [pair.source for pair in ROWS]
     result = evaluate(
-        {"old": ROWS[:1], "new": ROWS[1:]}, {MODEL: nearly, "copying": copied}, ("fr", "de")
+        {"old": ROWS[:1], "new": ROWS[1:]},
+        {MODEL: nearly, "copying": [pair.source for pair in ROWS]},
+        ("fr", "de"),
     )
     old, new = result.sets
     assert (old.name, old.sentences, old.languages) == ("old", 1, ("de",))
@@ -126,10 +127,10 @@ def scored(codes):
 def test_deltas_are_of_bleu_where_there_are_enough_sentences():
     found = language_deltas(scored(("fr", "sw")), ["one"], {"sw": 10, "fr": 5000})
     assert found.measure == "BLEU" and [one.language for one in found.languages] == ["fr", "sw"]
-    bleu = sacrebleu.BLEU()
     for one in found.languages:
         ours, theirs = (
-            bleu.corpus_score(spoiled(n, REFERENCES), [REFERENCES]).score for n in (3, 2)
+            sacrebleu.BLEU().corpus_score(spoiled(n, REFERENCES), [REFERENCES]).score
+            for n in (3, 2)
         )
         assert (one.score, one.baseline) == (ours, theirs) and one.delta == ours - theirs > 0
         assert one.sentences == 120
@@ -231,10 +232,10 @@ def batches():
 def test_loss_per_token_of_all_batches_equals_one_device(batches):
     assert len(batches) == 1
     # A second batch of other size: its tokens count as much as those of the first.
-    fewer = jax.tree.map(
-        lambda ids: np.where(np.arange(8)[:, None, None] < 2, ids, PAD), batches[0]
-    )
-    both = [batches[0], fewer]
+    both = [
+        batches[0],
+        jax.tree.map(lambda ids: np.where(np.arange(8)[:, None, None] < 2, ids, PAD), batches[0]),
+    ]
     mesh = sbp.make_mesh([2, 4], ["data", "expert"])
     params = init_params(jax.random.key(0), RUN.model)
     shardings = jax.tree.map(
