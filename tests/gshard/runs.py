@@ -75,14 +75,19 @@ class Training:
 
     def __call__(self, folder: Path, steps: int, after: After = lambda number: None) -> Ended:
         """Begin or resume the run of a folder."""
-        argv = ["--preset", "tiny-test", "--steps", str(steps), "--set", "checkpoint_every=2"]
-        run = parse_args([*argv, "--workdir", str(folder)])
+        run = parse_args(
+            [
+                *["--preset", "tiny-test", "--steps", str(steps), "--set", "checkpoint_every=2"],
+                *["--workdir", str(folder)],
+            ]
+        )
         shown = io.StringIO()
         console = Console(file=shown, force_terminal=False)
         plan = OneDevice(self.step, self.shapes, after)
         with Checkpoints(folder, describe(run.model, run.train, self.corpus.digest)) as checkpoints:
-            resumes = checkpoints.latest is not None
-            found = tokenizers(self.corpus, run.model, run.train, folder, resumes=resumes)
+            found = tokenizers(
+                self.corpus, run.model, run.train, folder, resumes=checkpoints.latest is not None
+            )
             encoded = encode_pairs(self.corpus.train, *found, run.model)
             state, stopped = fit(run, plan, encoded, checkpoints, console)
             return Ended(state, stopped, checkpoints.latest, plan.losses, shown.getvalue())
@@ -159,9 +164,8 @@ def kill(command: Sequence[str], env: Mapping[str, str], workdir: Path, moment: 
 def newest(workdir: Path) -> tuple[Any, Any]:
     """What the newest checkpoint of a run has, as arrays of this process, and its place in the
     data."""
-    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.eval_shape(lambda: init_state(MODEL, TRAIN))
-    places = jax.tree.map(lambda _: place, shapes)
+    places = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), shapes)
     said: list[str] = []
     with Checkpoints(workdir, bound(workdir)) as checkpoints:
         state, data = checkpoints.restore(shapes, places, said.append)

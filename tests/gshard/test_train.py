@@ -52,17 +52,19 @@ def test_user_errors_exit_without_a_traceback(tmp_path, command):
 def test_a_decoder_only_model_trains_on_plain_text(tmp_path, command):
     text = tmp_path / "corpus.txt"
     text.write_text("".join(f"{i} is the next number of a text\n" for i in range(200)), "utf-8")
-    argv = ["--preset", "tiny-test", "--steps", "3", "--data", str(text)]
-    argv += ["--workdir", str(tmp_path / "run")]
+    argv = [
+        *["--preset", "tiny-test", "--steps", "3", "--data", str(text)],
+        *["--workdir", str(tmp_path / "run")],
+    ]
     assert "a model with an encoder cannot learn from" in command("train", *argv, status=2).err
     vocabulary = ["--set", "source_vocab=64", "--set", "target_vocab=64"]
     shown = command("train", *argv, "--set", "encoder_layers=0", *vocabulary).out
     assert " texts to train on; held out: " in shown
-    found = re.findall(r"held-out loss ([\d.]+) per token, perplexity ([\d.]+)", shown)
-    loss, perplexity = map(float, found[-1])
+    loss, perplexity = map(
+        float, re.findall(r"held-out loss ([\d.]+) per token, perplexity ([\d.]+)", shown)[-1]
+    )
     assert perplexity == pytest.approx(np.exp(loss), rel=0.01)
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(lines[-1])["heldout_nll"] == pytest.approx(loss, abs=1e-3)
+    assert read_metrics(tmp_path / "run")[-1]["heldout_nll"] == pytest.approx(loss, abs=1e-3)
     assert (
         "plain text has no translations to score"
         in command("evaluate", "--workdir", str(tmp_path / "run"), status=2).err
@@ -105,8 +107,9 @@ def test_a_disk_that_gets_full_ends_the_run_and_loses_nothing(train, tmp_path):
 
         refused(r"File too large; the checkpoint of step 2 is kept", train, folder, 5, fill)
     # Threads of this process may still write to the checkpoint that failed.
-    leave = shutil.ignore_patterns("*.orbax-checkpoint-tmp")
-    shutil.copytree(folder, tmp_path / "copy", ignore=leave)
+    shutil.copytree(
+        folder, tmp_path / "copy", ignore=shutil.ignore_patterns("*.orbax-checkpoint-tmp")
+    )
     rest = train(tmp_path / "copy", 5)
     assert (rest.stopped, rest.latest, len(rest.losses)) == (0, 5, 3)
     assert "resumed at step 2" in rest.shown
@@ -126,9 +129,12 @@ def test_a_run_that_is_killed_as_it_saves_goes_on_as_if_it_were_not(train, tmp_p
 
 def test_a_rate_that_destroys_the_model_ends_the_run(tmp_path, command):
     """No update is finite. Through the command line."""
-    argv = ["--preset", "tiny-test", "--steps", "9", "--no-eval", "--workdir", str(tmp_path)]
-    rate = ["--set", "learning_rate=1e38", "--set", "warmup_steps=1", "--set", "max_skipped=3"]
-    shown = command("train", *argv, *rate, "--set", "checkpoint_every=1", status=2)
+    shown = command(
+        *["train", "--preset", "tiny-test", "--workdir", str(tmp_path), "--no-eval"],
+        *["--steps", "9", "--set", "checkpoint_every=1", "--set", "max_skipped=3"],
+        *["--set", "learning_rate=1e38", "--set", "warmup_steps=1"],
+        status=2,
+    )
     assert "error[not-finite]: steps 1 to 3 were skipped" in shown.err
     assert "the checkpoint of step 2 is kept" in shown.err
     assert shown.out.count("skipped: loss") == 3
@@ -146,9 +152,11 @@ def test_a_program_that_is_killed_twenty_times_ends_as_one_that_is_not(tmp_path)
     killed, whole = tmp_path / "killed", tmp_path / "whole"
 
     def program(workdir, steps):
-        options = ["--steps", str(steps), "--set", "checkpoint_every=2", "--no-eval"]
-        train = [sys.executable, "-m", "examples.gshard.train", "--preset", "tiny-test"]
-        return [*train, "--workdir", str(workdir), *options]
+        return [
+            *[sys.executable, "-m", "examples.gshard.train", "--preset", "tiny-test"],
+            *["--workdir", str(workdir), "--steps", str(steps)],
+            *["--set", "checkpoint_every=2", "--no-eval"],
+        ]
 
     halfway = 0
     for moment in moments(20, seed=0):
@@ -178,8 +186,9 @@ with StopSignal(lambda: "step 4 is kept", asked):
 def test_a_process_ends_at_once_while_xla_is_busy_for_ever(number, asks):
     """The second signal does it, or the first where none is noted."""
     command = [sys.executable, "-c", ENDLESS, "asks" if asks else "ends"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None and process.stdout.readline() == "in XLA\n"
         process.send_signal(number)
         if asks:
