@@ -305,10 +305,9 @@ def test_pods_have_their_published_bandwidth(name, devices, all_reduce, bisectio
 def test_v3_moves_the_gradients_of_the_paper_as_its_links_allow():
     """3.56 GB of replicated gradients in the step of its largest model, over the four links of each
     chip."""
-    sent = 2 * 2047 / 2048 * 3.56e9
-    assert spec("tpu-v3", d=2048).collective("all_reduce", (0,)).of(sent) == pytest.approx(
-        2 * 3.56e9 / (4 * 41e9), rel=0.01
-    )
+    assert spec("tpu-v3", d=2048).collective("all_reduce", (0,)).of(
+        2 * 2047 / 2048 * 3.56e9
+    ) == pytest.approx(2 * 3.56e9 / (4 * 41e9), rel=0.01)
 
 
 def test_an_unknown_slow_axis_is_refused():
@@ -380,9 +379,11 @@ def test_hardware_that_cannot_be_is_refused(field, value, message):
     ],
 )
 def test_products_cost_what_their_dtype_and_precision_cost(name, dtype, options, rate):
-    product = lambda x, y: jnp.dot(x, y, **options)
     plan = sbp.jit(
-        product, jax.sharding.AbstractMesh((2,), ("d",)), ("d:S(0)", "B"), hardware=name
+        lambda x, y: jnp.dot(x, y, **options),
+        jax.sharding.AbstractMesh((2,), ("d",)),
+        ("d:S(0)", "B"),
+        hardware=name,
     ).plan(*[jax.ShapeDtypeStruct((8192, 8192), dtype)] * 2)
     assert plan.cost.seconds == pytest.approx(8192**3 / rate, rel=1e-6)
 
@@ -391,13 +392,12 @@ def test_convolutions_cost_their_products():
     conv = lambda x, w: jax.lax.conv_general_dilated(
         x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2
     )
-    x, w = (
+    plan = sbp.jit(
+        conv, jax.sharding.AbstractMesh((4,), ("d",)), in_types=("d:S(0)", "B"), hardware="tpu-v5e"
+    ).plan(
         jax.ShapeDtypeStruct((64, 64, 64, 512), jnp.bfloat16),
         jax.ShapeDtypeStruct((3, 3, 256, 1024), jnp.bfloat16),
     )
-    plan = sbp.jit(
-        conv, jax.sharding.AbstractMesh((4,), ("d",)), in_types=("d:S(0)", "B"), hardware="tpu-v5e"
-    ).plan(x, w)
     assert plan.cost.seconds == pytest.approx(2 * 16 * 64 * 64 * 1024 * 9 * 256 / 197e12, rel=1e-6)
 
 

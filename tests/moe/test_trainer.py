@@ -208,9 +208,9 @@ def test_training_goes_on_after_a_damaged_checkpoint(folder, capfd):
         assert int(state.step) == 2 and checkpoints.latest == 2
         checkpoints.save(STATES[4], {"next_index": 4})
     assert_same(restored(folder)[0], STATES[4])
-    missing = "a file of it is missing or cannot be read"
     assert said == [
-        f"the checkpoint of step 4 is damaged: {missing}; sbp uses the checkpoint of step 2"
+        "the checkpoint of step 4 is damaged: a file of it is missing or cannot be read;"
+        " sbp uses the checkpoint of step 2"
     ]
     assert "Traceback" not in capfd.readouterr().err  # of the libraries
 
@@ -245,8 +245,12 @@ def test_where_all_are_damaged_they_are_named_and_stay(folder):
 
 def test_a_checkpoint_knows_its_run_without_the_file_beside_it(folder):
     (folder / "config.json").unlink()
-    said = r"(?s)another configuration.*model\.experts: checkpoint 8, now 4"
-    refused(said, Checkpoints, folder, {**RUN, "model": {"experts": 4}})
+    refused(
+        r"(?s)another configuration.*model\.experts: checkpoint 8, now 4",
+        Checkpoints,
+        folder,
+        {**RUN, "model": {"experts": 4}},
+    )
     Checkpoints(folder, RUN).close()
 
 

@@ -157,11 +157,10 @@ def verdicts(reports: Sequence[Path]) -> dict[str, str]:
             tests[name] = ends[0] if ends else "passed"
         if tests:
             found.append(tests)
-    names = sorted(set().union(*found))
     worst = ("error", "failed", "skipped", "passed")
-    silent = {report.stem: "error" for report in reports if not report.exists()}
-    return silent | {
-        name: min((tests.get(name, "error") for tests in found), key=worst.index) for name in names
+    return {report.stem: "error" for report in reports if not report.exists()} | {
+        name: min((tests.get(name, "error") for tests in found), key=worst.index)
+        for name in sorted(set().union(*found))
     }
 
 
