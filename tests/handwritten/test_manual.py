@@ -129,8 +129,9 @@ def test_partial_results_are_reduced_once(mesh: Any):
 
     program = lambda mm: lambda x, w, v: jnp.tanh(mm(x, w) + mm(x, v))
     x, w, v = arrays((8, 64), (64, 16), (64, 16))
-    types = ("model:S(1)", "model:S(0)", "model:S(0)")
-    f = sbp.jit(program(g), mesh, in_types=types, out_types="B")
+    f = sbp.jit(
+        program(g), mesh, in_types=("model:S(1)", "model:S(0)", "model:S(0)"), out_types="B"
+    )
     assert kinds(f.plan(x, w, v)) in (["all_reduce"], ["reduce_scatter", "all_gather"])
     assert_close(f(x, w, v), program(jnp.matmul)(x, w, v))
     assert_same(program(g), program(jnp.matmul), mesh, (x, w, v), (0, 1, 2))
@@ -365,8 +366,12 @@ def test_a_region_that_is_too_large_to_check_is_said():
     ],
 )
 def test_types_that_do_not_fit(in_types: Any, out_types: Any, text: str):
-    with pytest.raises(sbp.SbpError, match=text):
-        sbp.jit(sbp.manual(jnp.sin, in_types, out_types), mesh_of(ONE)).plan(jnp.ones((8, 8)))
+    refused(
+        text,
+        lambda: sbp.jit(sbp.manual(jnp.sin, in_types, out_types), mesh_of(ONE)).plan(
+            jnp.ones((8, 8))
+        ),
+    )
 
 
 def test_the_function_must_be_one():
@@ -446,8 +451,9 @@ def test_types_by_position_are_an_option():
 
 
 def test_the_error_is_of_the_kind_that_the_body_raises():
-    product = lambda x, w: lax.psum(x @ w, "model")
-    region = sbp.manual(product, in_types=("model:S(1)", "B"), out_types="B")
+    region = sbp.manual(
+        lambda x, w: lax.psum(x @ w, "model"), in_types=("model:S(1)", "B"), out_types="B"
+    )
     x = jnp.ones((8, 8))
     with pytest.raises(TypeError, match="does not take the shards that its in_types give") as error:
         sbp.jit(region, sbp.make_mesh((4,), ("model",)))(x, x)

@@ -536,8 +536,7 @@ def test_names_that_no_text_can_have(name):
         jax.sharding.AbstractMesh((1, 1), (name, "c")),
         jax.sharding.Mesh([[jax.devices()[0]]], (name, "c")),
     ):
-        with pytest.raises(sbp.SbpError, match="has no blanks"):
-            sbp.jit(jnp.sin, mesh).plan(np.ones(8))
+        refused("has no blanks", lambda mesh=mesh: sbp.jit(jnp.sin, mesh).plan(np.ones(8)))
     refused("has no blanks", sbp.make_mesh, (1, 1), (name, "c"))
 
 
@@ -546,8 +545,7 @@ def test_names_that_no_text_can_have(name):
 def test_names_with_which_jax_ends_the_process(name, n):
     refused("this version of JAX crashes", sbp.make_mesh, (n,), (name,))
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:n]), (name,))
-    with pytest.raises(sbp.SbpError, match="this version of JAX crashes"):
-        sbp.jit(jnp.sin, mesh).plan(np.ones(8))
+    refused("this version of JAX crashes", lambda: sbp.jit(jnp.sin, mesh).plan(np.ones(8)))
     sbp.jit(jnp.sin, jax.sharding.AbstractMesh((8,), (name,))).plan(np.ones(8))
 
 
