@@ -98,9 +98,11 @@ def test_loss_is_cross_entropy_and_excludes_aux(smoothing):
 
 def test_steps_are_deterministic_and_remat_changes_nothing():
     cfg = dataclasses.replace(CFG, dropout=0.1)
-    models = (dataclasses.replace(cfg, remat=remat) for remat in (True, False))
     with_remat, without = (
-        jax.jit(make_train_step(model, TRAIN), compiler_options=QUICK) for model in models
+        jax.jit(
+            make_train_step(dataclasses.replace(cfg, remat=remat), TRAIN), compiler_options=QUICK
+        )
+        for remat in (True, False)
     )
     losses = []
     for step in (with_remat, with_remat, without):
