@@ -45,8 +45,9 @@ def test_data_parallel(loss, before, after, vma):
         g = jax.grad(lambda w: REDUCE[before](LOSS[loss](x @ w - y), "data"))(w)
         return REDUCE[after](g, "data")
 
-    reference = jax.grad(lambda w, x, y: LOSS[loss](x @ w - y))
-    check_verdict(body, SAMPLES, PS(), vma, (W, X, Y), reference)
+    check_verdict(
+        body, SAMPLES, PS(), vma, (W, X, Y), jax.grad(lambda w, x, y: LOSS[loss](x @ w - y))
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,8 +121,9 @@ def test_a_missing_mean_before_an_optimizer_is_one_error(name):
         updates, state = optimizer.update(gradient, state, w)
         return optax.apply_updates(w, updates), state
 
-    ins, outs = (PS(), PS(), BOTH, BOTH), (PS(), PS())
-    (found,) = report_of(step, ins, outs, W, optimizer.init(W), X, Y).diagnostics
+    (found,) = report_of(
+        step, (PS(), PS(), BOTH, BOTH), (PS(), PS()), W, optimizer.init(W), X, Y
+    ).diagnostics
     assert [h.text for h in found.helps] == [
         f"reduce `gradient`, which line {step.__code__.co_firstlineno + 1} sets, with"
         ' lax.pmean(.., ("data", "model"))'
@@ -276,8 +278,9 @@ def test_a_sum_whose_gradient_is_summed_again():
 
     ws, x = {"up": draw(8, 16), "down": draw(16, 8)}, draw(16, 8)
     assert sbp.check_shard_map(stepped(leave), ws, x, mesh=mesh()).ok
-    doubled = stepped(lambda y: lax.psum(y, "model"))
-    (d,) = sbp.check_shard_map(doubled, ws, x, mesh=mesh()).diagnostics
+    (d,) = sbp.check_shard_map(
+        stepped(lambda y: lax.psum(y, "model")), ws, x, mesh=mesh()
+    ).diagnostics
     assert d.code == "doubled-reduction" and d.helps[0].clears_all_errors
     assert "function whose backward pass returns its argument" in d.helps[0].text
 

@@ -144,19 +144,17 @@ def test_arguments_may_be_traced():
 
 @pytest.mark.parametrize("args", [(X,), (X, W, W)])
 def test_a_call_with_another_number_of_arguments(args):
-    program = region(lambda x, w: x @ w, PartitionSpec(), PartitionSpec())
     refused(
         r"program was called wrongly: .*positional argument",
         sbp.check_shard_map,
-        program,
+        region(lambda x, w: x @ w, PartitionSpec(), PartitionSpec()),
         *args,
         mesh=MESH,
     )
-    program = region(lambda *args: args[0], PartitionSpec(), PartitionSpec())
     refused(
         r"`against` was called wrongly: .*positional argument",
         sbp.check_shard_map,
-        program,
+        region(lambda *args: args[0], PartitionSpec(), PartitionSpec()),
         *args,
         mesh=MESH,
         against=lambda x, w: x,
@@ -362,8 +360,7 @@ def test_the_report_in_html_has_the_same():
 
 def test_a_sum_over_the_wrong_axis_before_a_bias_has_one_finding():
     wrong = lambda x, w, b: lax.psum(x @ w, "data") + b
-    args = (X, W, jnp.ones(24))
-    (found,) = report_of(wrong, (*MATMUL, WHOLE), BATCH, *args, over=MESH).diagnostics
+    (found,) = report_of(wrong, (*MATMUL, WHOLE), BATCH, X, W, jnp.ones(24), over=MESH).diagnostics
     assert (found.code, found.helps[0].clears_all_errors) == ("missing-reduction", True)
     assert found.helps[0].text.startswith('write "model" in place of "data"')
 
@@ -373,8 +370,7 @@ def test_the_gradient_of_a_gather_is_not_called_a_reduction_of_the_user():
         loss = lambda w: jnp.mean((x @ lax.all_gather(w, "data", axis=0, tiled=True)) ** 2)
         return w - 0.1 * jax.grad(loss)(w)
 
-    args = (W, jnp.ones((16, 32)))
-    (found,) = report_of(step, (BATCH, BATCH), BATCH, *args, over=MESH).diagnostics
+    (found,) = report_of(step, (BATCH, BATCH), BATCH, W, jnp.ones((16, 32)), over=MESH).diagnostics
     assert found.primary is not None
     assert 'divide the loss, or the gradient, by lax.axis_size("data")' in found.primary.text
 
