@@ -102,19 +102,12 @@ def run(mode: str, options: argparse.Namespace, tests: Sequence[str] = ()) -> di
         xml = Path(folder) / "tests.xml"
         # The files are JAX's: neither this project's markers nor its warnings as errors apply.
         command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "--tb=short",
-            "-o",
-            "addopts=",
-            "--no-header",
+            *[sys.executable, "-m", "pytest", "-q", "--tb=short", "-o", "addopts=", "--no-header"],
+            *["-p", "no:warnings", "-p", "no:cacheprovider", "-o", "junit_family=xunit1"],
+            *["-n", str(options.jobs), "--dist", "worksteal", f"--junitxml={xml}"],
+            *(["-k", options.only] if options.only else []),
+            *(tests or [str(HERE / "jax_tests")]),
         ]
-        command += ["-p", "no:warnings", "-p", "no:cacheprovider", "-o", "junit_family=xunit1"]
-        command += ["-n", str(options.jobs), "--dist", "worksteal", f"--junitxml={xml}"]
-        command += ["-k", options.only] if options.only else []
-        command += tests or [str(HERE / "jax_tests")]
         # JAX's tests expect that no compilation cache is in use.
         settings = {
             "JAX_ENABLE_COMPILATION_CACHE": 0,
