@@ -93,8 +93,9 @@ def test_steps_without_types_are_compared_with_those_with_types():
         "both": {"sbp": figures(4), "free": dataclasses.replace(figures(2), held=24)},
         "pinned": {"sbp": figures(4)},
     }
-    rows = free_table(kept, {"both": "BOTH", "pinned": "PINNED"}).splitlines()[2:]
-    assert rows == ["| BOTH | 0.50 | 0.50 | **2.00** |"]
+    assert free_table(kept, {"both": "BOTH", "pinned": "PINNED"}).splitlines()[2:] == [
+        "| BOTH | 0.50 | 0.50 | **2.00** |"
+    ]
 
 
 def test_readme_shows_the_figures_that_are_kept():

@@ -150,8 +150,14 @@ EVEN = np.stack([np.roll([3.0, 1.0, -2.0, -4.0], s) for s in range(8)])[None].as
 )
 def test_losses_of_an_even_load(name, k, scale, loss):
     """G7, G14, B9: shares add up to 1, not to k; equal importance does not vary."""
-    noise = EVEN if name == "noisy_top_k" else None
-    found = routed(EVEN, 8, noise=noise, router=name, experts_per_token=k, aux_scale=scale)
+    found = routed(
+        EVEN,
+        8,
+        noise=EVEN if name == "noisy_top_k" else None,
+        router=name,
+        experts_per_token=k,
+        aux_scale=scale,
+    )
     np.testing.assert_allclose(found.losses.balance, loss, rtol=1e-6, atol=1e-6 * (loss == 0))
     assert found.losses.z == 0
 
@@ -290,13 +296,12 @@ def test_expert_choice_of_saturated_and_tied_gates():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_router_is_float32_in_a_16_bit_model(dtype):
     """G13: the two experts of each token are those of float64; a 16-bit router has others."""
-    cfg = ModelConfig(experts=32, dtype=dtype)
+    cfg = ModelConfig(experts=32, dtype=dtype, eval_capacity_factor_per_choice=32.0)
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((2, 512, 64)), dtype)
     params = {"gate": jnp.asarray(rng.uniform(-0.2, 0.2, (64, 32)), dtype)}
     exact = np.asarray(x, np.float64) @ np.asarray(params["gate"], np.float64)
     want = np.sort(np.argsort(-exact, -1)[..., :2])
-    cfg = dataclasses.replace(cfg, eval_capacity_factor_per_choice=32.0)
     taken = gate(params, x, jnp.ones((2, 512), bool), cfg).taken
     np.testing.assert_array_equal(np.sort(np.argsort(-np.asarray(taken), -1)[..., :2]), want)
     low = np.asarray(jnp.einsum("gsm,me->gse", x, params["gate"]), np.float32)

@@ -37,14 +37,6 @@ class Server:
     """
 
     def __init__(self, folder: Path, outputs: list[str]) -> None:
-        self._environment = os.environ | {
-            "JUPYTER_CONFIG_DIR": str(folder / "config"),
-            "JUPYTER_DATA_DIR": str(folder / "data"),
-            "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
-            "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
-            "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
-            "JUPYTER_PLATFORM_DIRS": "1",
-        }
         self._settings = folder / "settings" / "@jupyterlab" / "apputils-extension"
         self._settings.mkdir(parents=True)
         (self._settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
@@ -63,7 +55,15 @@ class Server:
         )
         self._process = subprocess.Popen(
             [sys.executable, *command.split()],
-            env=self._environment,
+            env=os.environ
+            | {
+                "JUPYTER_CONFIG_DIR": str(folder / "config"),
+                "JUPYTER_DATA_DIR": str(folder / "data"),
+                "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+                "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+                "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+                "JUPYTER_PLATFORM_DIRS": "1",
+            },
             cwd=folder,
             stdout=self._log,
             stderr=self._log,

@@ -179,8 +179,9 @@ def test_values_without_elements_and_other_factors():
     """A third is the inverse of a whole number; an empty result has no factor."""
 
     body = lambda w, x: (w - 0.1 * jax.grad(loss)(w, x) / 3, x[:0].sum(1))
-    ins, outs = (Spec(), Spec()), (Spec(), Spec())
-    step = jax.shard_map(body, mesh=MESH, in_specs=ins, out_specs=outs, check_vma=False)
+    step = jax.shard_map(
+        body, mesh=MESH, in_specs=(Spec(), Spec()), out_specs=(Spec(), Spec()), check_vma=False
+    )
     both = lambda w, x: (plain(w, x), x[:0].sum(1))
     (found,) = sbp.check_shard_map(step, *SHAPES, mesh=MESH, against=both).diagnostics
     assert "1/3 of a value of `<lambda>`" in [label.text for label in found.labels]

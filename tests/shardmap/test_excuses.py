@@ -144,16 +144,20 @@ def test_a_device_drops_tokens_over_its_capacity_in_two_choices():
         back = lax.all_to_all(jnp.einsum("esd,edf->esf", there, experts), "d", 1, 0, tiled=True)
         return jnp.einsum("ctes,esf->tf", sent, back)
 
-    args = draw(16, 8), draw(8, 16, 16), X
-    (d,) = report_of(layer, (WHOLE, ROWS, ROWS), ROWS, *args, over=MESH).diagnostics
+    (d,) = report_of(
+        layer, (WHOLE, ROWS, ROWS), ROWS, draw(16, 8), draw(8, 16, 16), X, over=MESH
+    ).diagnostics
     assert d.severity == "note" and "ranks its own elements" in d.title
 
 
 @pytest.mark.parametrize("change", [jnp.multiply, jnp.divide])
 def test_a_factor_behind_a_right_reduction_is_not_blamed_on_it(change):
-    def scaled(w, x):
-        return change(pipeline(w, x), lax.axis_size("d"))
-
-    args = draw(N, 8, 8), draw(4, 6, 8)
-    (d,) = report_of(scaled, (ROWS, WHOLE), WHOLE, *args, over=MESH).diagnostics
+    (d,) = report_of(
+        lambda w, x: change(pipeline(w, x), lax.axis_size("d")),
+        (ROWS, WHOLE),
+        WHOLE,
+        draw(N, 8, 8),
+        draw(4, 6, 8),
+        over=MESH,
+    ).diagnostics
     assert (d.code, d.severity) == ("differs-on-one-device", "warning")

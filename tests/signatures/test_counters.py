@@ -62,9 +62,10 @@ def test_dropout_of_a_large_model_is_drawn_where_it_is_used():
     """2**33 elements: split as the activations are, with nothing sent."""
     step = lambda key, x: x * jax.random.bernoulli(key, 0.9, x.shape)
     mesh = jax.sharding.AbstractMesh((2048,), ("d",))
-    x = jax.ShapeDtypeStruct((2048, 2**12, 2**10), np.float32)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    plan = sbp.jit(step, mesh, in_types=(None, "d:S(0)"), hardware="tpu-v3").plan(key, x)
+    plan = sbp.jit(step, mesh, in_types=(None, "d:S(0)"), hardware="tpu-v3").plan(
+        jax.eval_shape(lambda: jax.random.key(0)),
+        jax.ShapeDtypeStruct((2048, 2**12, 2**10), np.float32),
+    )
     assert plan.cost.bytes_per_device == 0 and plan.cost.peak_memory_bytes < 2**27
 
 
