@@ -76,7 +76,8 @@ def test_experts_are_never_gathered():
 
 
 def test_modelled_steps_are_within_a_factor_of_two_of_those_the_paper_measured():
-    """Where the batch is the paper's; its models of 128 experts had larger groups than ours."""
+    """The batches of these models are those of the paper. Its models of 128 experts had larger
+    groups than ours."""
     for name in ("gshard-36l-2048e", "gshard-12l-2048e", "gshard-36l-512e", "gshard-12l-512e"):
         found = studied(name)
         assert found.tokens == pytest.approx(PUBLISHED[name].tokens, rel=0.06)

@@ -377,7 +377,8 @@ ALL: tuple[Op, ...] = (
 INNER: tuple[Op, ...] = tuple(
     op for op in ALL if op.name not in ("eigenvalues", "singular_values", "random_gamma")
 )
-"""Without the slow ones: a body may be compiled many times."""
+"""The operations inside of bodies. The slow ones are left out, since JAX may compile a body many
+times."""
 
 assert len({op.name for op in ALL}) == len(ALL), "two operations of one name"
 

@@ -111,7 +111,7 @@ def _outputs(p: Program) -> Iterator[Program]:
 
 
 def _types(p: Program) -> Iterator[Program]:
-    """Without one type at the boundary."""
+    """Leaves out one type at the boundary."""
     for side in ("inputs", "outputs"):
         values = getattr(p, side)
         for i, v in enumerate(values):

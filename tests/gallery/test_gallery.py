@@ -133,8 +133,8 @@ def test_helps_do_what_they_say(name):
 
 
 def masked(text: str) -> str:
-    """Without the line numbers of installed libraries, without modelled times, which are the
-    hardware table's, and without memory, which differs between releases of JAX."""
+    """The text without line numbers of installed libraries, without modelled times, which follow
+    from the hardware table, and without memory, which differs between releases of JAX."""
     text = re.sub(r"(optax/[\w/]+\.py:)\d+", r"\1#", text)
     text = re.sub(r"\d[\d.]*(?= (B|[KMG]iB) memory per device)", "#", text)
     return re.sub(r"\d[\d.]*(?= (ms|us)\b|% slower)", "#", text)

@@ -131,7 +131,8 @@ class Moment:
 
 
 def moments(count: int, seed: int) -> list[Moment]:
-    """As many of each kind; what a process does in the time that is given takes about as long."""
+    """Each kind has the same number of moments. The longest wait of a kind is about as long as what
+    the process does then."""
     rng, longest = random.Random(seed), {"started": 20.0, "begun": 0.2, "written": 0.4}
     events = [event for event in longest for _ in range(-(-count // len(longest)))][-count:]
     rng.shuffle(events)

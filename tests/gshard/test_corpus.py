@@ -154,8 +154,8 @@ def named(language):
 
 
 def test_no_training_text_has_an_unseen_name(whole):
-    """Where the name is a part of a longer one, as Sweden of Switzerland in Azeri, that one is no
-    evidence of it."""
+    """A longer name that contains an unseen one does not count, such as Switzerland, which contains
+    Sweden in Azeri."""
     sources = defaultdict(list)
     for pair in whole.train:
         sources[pair.language].append(pair.source)
@@ -497,8 +497,8 @@ COUNTS = (900, 90, 9, 1)
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0, 1e9])
 def test_frequencies_are_those_of_the_formula(temperature):
-    """In one epoch each language has its share to one place; over many the mean is the share; and
-    the pairs of a language come equally often to one."""
+    """In one epoch the count of a language differs from its share by less than one. Over many
+    epochs the mean is the share. The counts of two pairs of a language differ by at most one."""
     weights = [n ** (1 / temperature) for n in COUNTS]
     want = np.asarray(weights) / sum(weights) * 1000
     languages = np.repeat(np.arange(4), COUNTS)

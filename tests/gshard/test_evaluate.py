@@ -207,7 +207,7 @@ def test_templates_and_names(names, source, language, want):
 
 
 def test_a_name_is_the_longest_text_that_its_sources_share():
-    """Against a search of all parts; also of long lines, in a moment."""
+    """A search of all parts finds the same name. Long lines take no longer than a moment."""
     texts = ["xx Pérou yy Pér", "Pérou zz", "a Pérou, b Pé"]
     parts = {texts[0][i:j] for i in range(len(texts[0])) for j in range(i, len(texts[0]) + 1)}
     longest = max((p for p in parts if all(p in t for t in texts)), key=len)
@@ -281,7 +281,8 @@ step_line = lambda number, **values: json.dumps({"step": number, **values}).enco
 
 
 def test_curves_go_through_the_numbers(tmp_path, command):
-    """Against points computed from the axes: 600 wide, values from 4 above to 156 below."""
+    """The points are computed from the axes, which are 600 wide and go from 4 at the top to 156 at
+    the bottom."""
     loss = [5.0, 3.0, None, 1.0]
     lines = [step_line(i, loss=v, **{"encoder/0/drop": 0.5}) for i, v in enumerate(loss, start=1)]
     page = page_of(tmp_path, lines, command)

@@ -343,7 +343,7 @@ def test_every_model_of_the_paper_is_listed():
 
 
 def test_the_papers_names_stand_for_its_models():
-    """By weights, as in "gshard-600b", and by shape, as in "MoE(2048E, 36L)"."""
+    """A name gives the weights, such as "gshard-600b", or the shape, such as "MoE(2048E, 36L)"."""
     weights = {"b": 1e9, "t": 1e12}
     for alias, name in ALIASES.items():
         assert preset(alias) is preset(alias.lower()) is PRESETS[name]
@@ -356,7 +356,7 @@ def test_the_papers_names_stand_for_its_models():
 
 
 def weights_of(model):
-    """Of the parameters by name of their top entry."""
+    """The number of weights under each top entry of the parameters."""
     params = jax.eval_shape(lambda: init_params(jax.random.key(0), model))
     return {
         name: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))

@@ -95,7 +95,7 @@ def test_an_interrupted_run_resumes_as_if_it_had_never_stopped(train, tmp_path):
 
 
 def test_a_disk_that_gets_full_ends_the_run_and_loses_nothing(train, tmp_path):
-    """Between the checkpoints of steps 2 and 4."""
+    """The disk gets full between the checkpoints of steps 2 and 4."""
     whole, folder = train(tmp_path / "room", 5), tmp_path / "full"
     with ExitStack() as full:
 

@@ -252,7 +252,7 @@ def test_uneven_dims_need_padding(mesh: Any):
 
 
 def test_outside_of_jit_axes_have_size_one():
-    """Also an axis that no type names, and gradients."""
+    """This holds for gradients and for an axis that no type names, too."""
     x, w, v = arrays((8, 16), (16, 32), (32, 16))
     g = sbp.manual(ffn, in_types=FFN, out_types="B")
     assert_close(g(x, w, v), plain_ffn(x, w, v))

@@ -27,7 +27,7 @@ class Looped(NamedTuple):
 
 
 def softmax(v):
-    """Of one row; an entry of -inf gets 0."""
+    """The softmax of one row; it is 0 for an entry of -inf."""
     e = np.exp(v - v.max())
     return e / e.sum()
 

@@ -89,7 +89,7 @@ on_one_device = lambda search: jax.jit(search, compiler_options=QUICK)
 
 
 def assert_same_hypotheses(found, want):
-    """Of one sentence: the same texts in the same order, with the same scores."""
+    """One sentence has the same texts in the same order, with the same scores."""
     tokens, scores = (np.asarray(x) for x in found)
     assert [said(row) for row in tokens[: len(want)]] == [ids for ids, _ in want]
     np.testing.assert_allclose(scores[: len(want)], [score for _, score in want], rtol=1e-9)

@@ -124,7 +124,8 @@ def test_dropout_keeps_the_mean():
 
 
 def test_a_dense_model_has_the_layers_of_two_experts():
-    """Without experts: as many weights as two of them, no routing, and a loss like any other."""
+    """A model without experts has as many weights as one with two, no routing, and a loss like any
+    other model."""
     dense = dataclasses.replace(CFG, experts=0)
     params, batch = init_params(jax.random.key(0), dense), random_batch(dense)
     wide, moe = params["encoder"]["wide"], init_params(jax.random.key(0), CFG)["encoder"]["moe"]
@@ -271,8 +272,8 @@ def test_the_rate_and_the_count_of_skipped_steps(optimizer):
 
 
 def test_operations_are_those_that_xla_counts():
-    """Of a dense model without dropout and one layer pair on each side, since XLA counts the body
-    of a loop once."""
+    """The model is dense, has no dropout, and has one pair of layers on each side, since XLA counts
+    the body of a loop once."""
     model = dataclasses.replace(
         MODEL, experts=0, model_dim=64, ffn_dim=256, expert_dim=128, dropout=0.0, remat=False
     )

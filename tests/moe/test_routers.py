@@ -195,7 +195,8 @@ def test_random_routing_keeps_the_second_choice_with_probability_two_g2():
 
 
 def test_a_training_step_moves_biases_by_the_load_alone():
-    """Neither decay nor a gradient changes them: each moves by the rate, towards the mean load."""
+    """Neither weight decay nor a gradient changes a bias. Each step moves it by the rate, towards
+    the mean load."""
     shown = preset("tiny-test")
     model = dataclasses.replace(shown.model, router="sigmoid", router_bias_rate=0.25, remat=False)
     train = dataclasses.replace(shown.train, optimizer="adamw", weight_decay=0.5)

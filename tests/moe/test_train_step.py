@@ -103,8 +103,8 @@ def test_clipping_scales_all_gradients_by_one_number():
 
 @cache
 def gradients_of_a_batch(microbatches):
-    """Of a batch whose first group is padding alone. Without random routing and dropout, whose
-    draws differ."""
+    """The gradients of a batch whose first group has padding only. There is no random routing and
+    no dropout, since their draws would differ."""
     with jax.enable_x64(True):
         model = dataclasses.replace(MODEL, dtype="float64")
         params = init_params(jax.random.key(0), model)
@@ -115,7 +115,7 @@ def gradients_of_a_batch(microbatches):
 
 @pytest.mark.parametrize("microbatches", [2, 8])
 def test_microbatches_add_up_to_the_batch(microbatches):
-    """Also where they have unlike numbers of real tokens."""
+    """Microbatches have unlike numbers of real tokens here."""
     want, metrics = gradients_of_a_batch(1)
     got, sums = gradients_of_a_batch(microbatches)
     assert_close(got, want, rtol=1e-9, atol=1e-12)

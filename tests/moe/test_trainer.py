@@ -319,7 +319,7 @@ def test_checksums_show_any_change_of_one_element(dtype):
 
 
 def test_checksums_are_those_of_a_formula_and_the_same_on_every_mesh():
-    """In Python integers, by the published finaliser of MurmurHash3."""
+    """The test computes them in Python integers, by the published finaliser of MurmurHash3."""
     x = np.random.default_rng(1).standard_normal((8, 6)).astype(np.float32)
 
     def odd(place, seed):

@@ -70,7 +70,7 @@ class Server:
         )
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Waits until the server answers."""
         end = time.monotonic() + START_SECONDS
         while self._process.poll() is None and time.monotonic() < end:
             with contextlib.suppress(urllib.error.URLError):
@@ -80,13 +80,13 @@ class Server:
         raise RuntimeError(f"no Jupyter server: {Path(self._log.name).read_text()[-2000:]}")
 
     def use(self, theme: str) -> None:
-        """The theme of the pages that are opened next."""
+        """Sets the theme of the pages that are opened next."""
         (self._settings / "themes.jupyterlab-settings").write_text(
             json.dumps({"theme": THEMES[theme]})
         )
 
     def address(self, application: str) -> str:
-        """Of the notebook."""
+        """The address of the notebook in an application."""
         return f"http://127.0.0.1:{self._port}/{APPLICATIONS[application]}/reports.ipynb"
 
     def stop(self) -> None:

@@ -138,7 +138,8 @@ def test_signs_are_no_least_value():
 @pytest.mark.parametrize("rate", [1e-1, 1e-5])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_small_updates_count(rate, scaled):
-    """Also of weights whose gradient is zero but for rounding, and is divided by its size."""
+    """The gradient of the weights `v` is zero except for rounding. The step may divide it by its
+    size."""
 
     loss = lambda w, v, x, y: squares(w, x, y) + jax.nn.softmax(x @ v).sum()
 
@@ -164,7 +165,7 @@ def unrolled(x):
 
 @pytest.mark.parametrize("refuses", [False, True])
 def test_a_result_that_differs_between_devices_is_an_error(refuses):
-    """Also where nothing else is known of it, or the function does not run on one device."""
+    """The function runs on one device, or it does not."""
 
     def body(x):
         assert not (refuses and x.shape[0] > 2), "two rows, please"

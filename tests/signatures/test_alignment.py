@@ -89,8 +89,8 @@ def test_scans_keep_their_values(case: str, length: int):
 
 @pytest.mark.parametrize("case", SCANS)
 def test_nothing_is_put_behind_an_element(case: str):
-    """Of a scan over 16 elements no concatenation is left. Elements that nobody reads are made by
-    shifts of the last level."""
+    """A scan over 16 elements has no concatenation left. The shifts of the last level make the
+    elements that nobody reads."""
     before, after = aligned(SCANS[case], pair(16, 16))
     assert "concatenate" in ops(before) and "concatenate" not in ops(after)
 
@@ -255,7 +255,7 @@ mirrored = lambda fn, args: with_mirrors(with_alignment(graph_of(fn, args)))
     ],
 )
 def test_no_reversal_is_left(case: str, length: int):
-    """But that of one element."""
+    """Only a reversal of one element is left."""
     after = mirrored(MIRRORED[case], pair(length))
     assert "rev" in ops(graph_of(MIRRORED[case], pair(length)))
     assert ("rev" not in ops(after)) == (length > 1)

@@ -164,8 +164,8 @@ def test_neutral_padding(monoid: str):
     ids=lambda f: f.__name__,
 )
 def test_no_premise_is_idle_as_a_whole(state):
-    """Without its premises each claim is refuted: it says something, and says it of blocks
-    alone."""
+    """Without its premises each claim is refuted. So the claim says something, and it holds for
+    blocks only."""
     assert decide(Theorem((), state(2).claim)) == "refuted"
 
 

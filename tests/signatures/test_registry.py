@@ -187,7 +187,7 @@ print(*sorted({p.name for p in gc.get_objects() if isinstance(p, _jax.Primitive)
 
 
 def test_every_primitive_has_a_rule_or_a_reason():
-    """In a process of its own: what other tests load is theirs."""
+    """A process of its own counts them, since other tests load more primitives here."""
     loaded = set(
         subprocess.run(
             [sys.executable, "-c", LISTING], capture_output=True, text=True, check=True

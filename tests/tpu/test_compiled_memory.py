@@ -169,7 +169,7 @@ LENGTH, WIDTH, VOCABULARY = 4096, 1024, 65536
 
 
 def memory_and_cycles(slices):
-    """Of the gradient of a loss that reads two slices of its logits."""
+    """The memory and the cycles of the gradient of a loss that reads two slices of its logits."""
 
     def loss(w, x, targets):
         y = jnp.dot(x, w.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
