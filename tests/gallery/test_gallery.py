@@ -50,8 +50,7 @@ def test_it_says_what_the_source_expects(name):
         primary.remove(match[0])
         for label in d.labels:
             if not label.primary:
-                line, said = label.span.line, label.text
-                found = [s for s in secondary if s[0] == line and s[1] in said]
+                found = [s for s in secondary if s[0] == label.span.line and s[1] in label.text]
                 assert found, f"not expected: {label}"
                 secondary.remove(found[0])
     assert (primary, secondary) == ([], [])

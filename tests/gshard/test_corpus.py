@@ -555,8 +555,7 @@ def test_a_resumed_run_has_the_same_batches(make, temperature):
 def test_batches_have_the_languages_of_the_temperature():
     run = batches(numbered(), MODEL, 3, temperature=5.0)
     seen = np.concatenate([next(run).source[..., 0].ravel() for _ in range(400)])
-    share = 10**0.2 / (10**0.2 + 390**0.2)
-    assert abs(np.mean(seen >= 394) - share) < 0.02
+    assert abs(np.mean(seen >= 394) - 10**0.2 / (10**0.2 + 390**0.2)) < 0.02
     plain = batches(numbered(), MODEL, 3)
     epoch = [next(plain).source[..., 0].ravel() for _ in range(400 // MODEL.sequences)]
     assert Counter(np.concatenate(epoch).tolist()).most_common(1)[0][1] == 1

@@ -237,7 +237,6 @@ def test_the_page_is_what_the_rules_yield():
     assert PAGE.exists(), (
         f"{PAGE.name} is missing; run this test with SBP_UPDATE_GOLDEN=1 and look at what it writes"
     )
-    committed = PAGE.read_text("utf-8").splitlines()
-    assert text.splitlines() == committed, (
+    assert text.splitlines() == PAGE.read_text("utf-8").splitlines(), (
         "run this test with SBP_UPDATE_GOLDEN=1 after a change of rules or samples"
     )

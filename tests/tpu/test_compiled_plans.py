@@ -60,9 +60,7 @@ they are arranged for it."""
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_reduce_scatters_stay_what_they_are(dtype):
-
-    shapes = [shape for shape, _ in SCATTERED]
-    avals = [of(64, dtype=dtype), *(of(64, *s, dtype=dtype) for s in shapes)]
+    avals = [of(64, dtype=dtype), *(of(64, *shape, dtype=dtype) for shape, _ in SCATTERED)]
     f = sbp.jit(
         lambda v, *parts: tuple(jnp.einsum("k,k...->...", v, p) for p in parts),
         mesh_of("v5e:4x4", x=4, d=4),
@@ -272,10 +270,9 @@ def test_all_reduces_are_one_and_other_collectives_are_not(collective, before, a
 @pytest.mark.parametrize("mib", [8, 16, 32])
 def test_all_reduces_are_one_up_to_a_size(mib):
     size = mib * 2**20
-    found = kinds_made(
+    assert kinds_made(
         lambda x: jax.lax.psum(x, "a"), WHOLE, WHOLE, [(size // 4 // 1024, 1024)] * 16
-    )
-    assert found == ["all-reduce"] * math.ceil(16 * size / JOINED_BYTES)
+    ) == ["all-reduce"] * math.ceil(16 * size / JOINED_BYTES)
 
 
 def test_lowerings_of_the_smallest_slice():
