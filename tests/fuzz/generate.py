@@ -355,8 +355,7 @@ def generated(
     program = with_types(pruned(program), rng)
     if rng.random() < 0.5:
         program = replace(program, hardware=SENDS_FREELY)
-    program = replace(program, padded=rng.random() < 0.3)
-    return program, frozenset(state.primitives)
+    return replace(program, padded=rng.random() < 0.3), frozenset(state.primitives)
 
 
 # ---- tables --------------------------------------------------------------------------------------

@@ -136,17 +136,14 @@ def fuzz(seeds: list[int], options: argparse.Namespace, console: Console) -> Tal
         if running is not None:
             verdict = "time-out" if silent else "crash"
             count(running, verdict, {})
-            what = (
-                f"no word in {SECONDS_PER_PROGRAM + GRACE_SECONDS} s"
-                if silent
-                else f"the process ended with status {code}"
-            )
             _show(
                 console,
                 {
                     "seed": running,
                     "verdict": verdict,
-                    "detail": what,
+                    "detail": f"no word in {SECONDS_PER_PROGRAM + GRACE_SECONDS} s"
+                    if silent
+                    else f"the process ended with status {code}",
                     "source": _source(running, options),
                 },
             )

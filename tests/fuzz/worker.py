@@ -90,12 +90,15 @@ def main() -> int:
                 judge(small).detail or detail
             )  # a reference that has random ties may differ from run to run
             source = file_source(small)
-        about = {
-            "mesh": "x".join(map(str, program.mesh)),
-            "policy": program.boxing,
-            "gradients": program.gradients,
-        }
-        _say(seed=seed, verdict=outcome.verdict, detail=detail, source=source, **about)
+        _say(
+            seed=seed,
+            verdict=outcome.verdict,
+            detail=detail,
+            source=source,
+            mesh="x".join(map(str, program.mesh)),
+            policy=program.boxing,
+            gradients=program.gradients,
+        )
         if number % CLEAR_EVERY == CLEAR_EVERY - 1:
             jax.clear_caches()
             gc.collect()

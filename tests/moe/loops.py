@@ -158,8 +158,7 @@ def noisy_top_k(logits, mask, capacity, k, noise, normal):
         load = np.zeros(experts)
         for s, e in itertools.product(mask.nonzero()[0], range(experts)):
             kth = sorted((h[s, o] for o in range(experts) if o != e), reverse=True)[k - 1]
-            z = (logits[s, e] - kth) / scale[s, e]
-            load[e] += 0.5 * (1 + math.erf(z / math.sqrt(2)))
+            load[e] += 0.5 * (1 + math.erf((logits[s, e] - kth) / scale[s, e] / math.sqrt(2)))
         loss += variation(load)
     return Looped(combine, dispatch, loss, dropped)
 

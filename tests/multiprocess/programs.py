@@ -142,8 +142,7 @@ def _experts(axes: tuple[str, ...]) -> Case:
         return sbp.annotate(jnp.einsum("gsec,gech->gsh", slots, back), **{axis: sbp.S(0)})
 
     args = numbers(8, 6, 5, seed=5), numbers(5, 8, seed=6), numbers(8, 5, 7, seed=7)
-    kinds = frozenset({"all_to_all"})
-    return Case(fn, args, (f"{axis}:S(0)", None, f"{axis}:S(0)"), sends=kinds)
+    return Case(fn, args, (f"{axis}:S(0)", None, f"{axis}:S(0)"), sends=frozenset({"all_to_all"}))
 
 
 def _loop(axes: tuple[str, ...]) -> Case:
