@@ -142,9 +142,8 @@ class Plan:
         """`NamedSharding`s of the positional arguments on the user's mesh, in their structure, with
         their kinds of memory. Arrays with these shardings are not moved when the plan runs. What is
         held as `sbp.Padded` is a `Padded` here, too, with the sharding of its parts."""
-        return self._signature.like(with_padded(self.holding.inputs, self.holding.users_shardings))[
-            0
-        ]
+        shardings = with_padded(self.holding.inputs, self.holding.users_shardings)
+        return self._signature.like(shardings)[0]
 
     @property
     def out_shardings(self) -> Any:
