@@ -12,7 +12,7 @@ import pytest
 import sbp
 from tests.hardware import SENDS_FREELY
 from tests.run.test_collectives import assert_within_plan, normal
-from tests.same import assert_close, checked_plan
+from tests.same import checked_plan
 from tests.signatures.test_alignment import gradient, scanned
 from tests.trace.test_joins import squares, stencil
 
@@ -346,11 +346,15 @@ def test_scans_of_shards(case: str, sizes):
 
 @pytest.mark.parametrize("case", SCANS)
 def test_sizes_that_do_not_divide(case: str):
-    mesh = sbp.make_mesh((4,), ("x",))
-    fn = SCANS[case]
-    padded = lambda a, b: fn(*(sbp.split(v, 0, "x") for v in (a, b)))
-    f = sbp.jit(padded, mesh, hardware=SENDS_FREELY, budgets=[sbp.forbid("all_to_all")])
-    assert_close(f(*pairs(21)), jax.jit(padded)(*pairs(21)), rtol=1e-5, atol=1e-5)
+    checked_plan(
+        lambda a, b: SCANS[case](*(sbp.split(v, 0, "x") for v in (a, b))),
+        sbp.make_mesh((4,), ("x",)),
+        *pairs(21),
+        rtol=1e-5,
+        atol=1e-5,
+        hardware=SENDS_FREELY,
+        budgets=[sbp.forbid("all_to_all")],
+    )
 
 
 @pytest.mark.parametrize("sizes", [(2, 4), (2, 2, 2)])
@@ -363,8 +367,9 @@ def test_a_dim_that_all_axes_split(sizes, length: int):
         found = scanned(*(sbp.annotate(v, **axes) for v in (a, b)))
         return jax.tree.map(lambda v: sbp.annotate(v, **axes), found)
 
-    f = sbp.jit(split, mesh, in_types=("B", "B"), hardware="tpu-v5e")
-    assert_close(f(*pairs(length)), jax.jit(split)(*pairs(length)), rtol=1e-5, atol=1e-5)
+    checked_plan(
+        split, mesh, *pairs(length), rtol=1e-5, atol=1e-5, in_types=("B", "B"), hardware="tpu-v5e"
+    )
 
 
 def test_levels_run_on_shards_of_two_axes():
@@ -412,6 +417,4 @@ def test_other_scans(fn, sizes, length: int):
     mesh = sbp.make_mesh(sizes, ("x", "y", "z")[: len(sizes)])
     axes = dict.fromkeys(mesh.axis_names, sbp.S(0))
     split = lambda x: jax.tree.leaves(fn(sbp.annotate(x, **axes)))
-    f = sbp.jit(split, mesh, hardware=SENDS_FREELY)
-    x, _ = pairs(length)
-    assert_close(f(x), jax.jit(split)(x), rtol=1e-5, atol=1e-5)
+    checked_plan(split, mesh, pairs(length)[0], rtol=1e-5, atol=1e-5, hardware=SENDS_FREELY)
