@@ -290,8 +290,9 @@ def test_a_lone_index_outside_the_shard_changes_nothing(index):
         return split.at[:, k].add(100.0), split.at[:, k].set(7.0), split[:, k], x + 1
 
     f = sbp.jit(both, sbp.make_mesh((2,), ("x",)), in_types="B")
-    got, want = f(x, np.int32(index)), jax.jit(both)(x, np.int32(index))
-    jax.tree.map(np.testing.assert_array_equal, got, want)
+    jax.tree.map(
+        np.testing.assert_array_equal, f(x, np.int32(index)), jax.jit(both)(x, np.int32(index))
+    )
 
 
 def grouped(x, w):
@@ -322,8 +323,9 @@ SAME = {
 def test_a_program_has_the_values_of_one_device(case):
     fn, args = SAME[case]
     args = tuple(map(jnp.asarray, args))
-    found = sbp.jit(fn, sbp.make_mesh((2,), ("x",)))(*args)
-    jax.tree.map(np.testing.assert_array_equal, found, fn(*args))
+    jax.tree.map(
+        np.testing.assert_array_equal, sbp.jit(fn, sbp.make_mesh((2,), ("x",)))(*args), fn(*args)
+    )
 
 
 @pytest.mark.parametrize("hardware", sorted(sbp.HARDWARE))
