@@ -265,7 +265,9 @@ def _corrected(args: Any, kwargs: Any, skip: int) -> tuple[Any, Any]:
     """The arguments of a call of the user, corrected where it is the call with a slip. The first
     `skip` arguments stay."""
     correction = correcting.value
-    frames = traceback.walk_stack(inspect.currentframe()) if correction is not None else ()
+    if correction is None:
+        return args, kwargs
+    frames = traceback.walk_stack(inspect.currentframe())
     frame = next((frame for frame, _ in frames if is_users(frame)), None)
     if frame is None or not correction.holds_at(frame.f_code.co_filename, frame.f_lineno):
         return args, kwargs

@@ -5,7 +5,9 @@ import functools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +67,7 @@ def refused(said: str | None, call, *args, kind=Exception, **kwargs) -> sbp.SbpE
     return caught.value
 
 
-def equations_in(jaxpr):
+def equations_in(jaxpr) -> Iterator[Any]:
     """The equations of a jaxpr, those of nested ones included."""
     for equation in _jax.open_jaxpr(jaxpr)[0].eqns:
         yield equation

@@ -334,12 +334,11 @@ def policy_to_blame(fault: BlamedFault) -> Blamed | None:
     """The policy that is to blame for a fault: the one where the fault shows, else the one at the
     last place before it. None when no policy is to blame."""
     found = fault.found
-    blamed = (
-        (c.node, policy, fault.request.origin(c.node, fault.position))
-        for c in ((*found.sink, *reversed(found.equations)) if found.policy else ())
-        if not c.unless and (policy := c.rules.policies[fault.position]) != "auto"
-    )
-    return next(blamed, None)
+    for c in (*found.sink, *reversed(found.equations)) if found.policy else ():
+        policy = c.rules.policies[fault.position]
+        if not c.unless and policy != "auto":
+            return c.node, policy, fault.request.origin(c.node, fault.position)
+    return None
 
 
 Looser = tuple[str, tuple[Edit, ...], Callable[[Request], Request]]

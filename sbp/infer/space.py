@@ -363,25 +363,19 @@ class TypeSpace:
             "all_reduce": tuple(i for i, c in enumerate(source) if c < 0),
             "all_gather": tuple(i for i, c in enumerate(source) if c > 0 and self.sizes[i] > 1),
         }
-        subsets = (
-            (kind, axes)
-            for kind, several in joint.items()
-            for count in range(2, len(several) + 1)
-            for axes in itertools.combinations(several, count)
-        )
-        for kind, axes in subsets:
-            target = tuple(0 if i in axes else c for i, c in enumerate(source))
-            if target in self.index and (
-                kind == "all_reduce"
-                or not any(
-                    c == source[i] and k not in axes
-                    for i in axes
-                    for k, c in enumerate(source)
-                    if k > i
-                )
-            ):
-                n = math.prod(self.sizes[i] for i in axes)
-                steps.append(self._step(kind, axes, source, target, n, here))
+        for kind, several in joint.items():
+            for count in range(2, len(several) + 1):
+                for axes in itertools.combinations(several, count):
+                    if kind == "all_reduce" or not any(
+                        c == source[i] and k not in axes
+                        for i in axes
+                        for k, c in enumerate(source)
+                        if k > i
+                    ):
+                        target = tuple(0 if i in axes else c for i, c in enumerate(source))
+                        n = math.prod(self.sizes[i] for i in axes)
+                        if target in self.index:
+                            steps.append(self._step(kind, axes, source, target, n, here))
         return steps
 
     def _step(

@@ -158,10 +158,10 @@ class BatchPart:
         row[self.groups] = np.arange(len(self.groups))
 
         def placed(rows: np.ndarray, sharding: Any) -> jax.Array:
-            return jax.make_array_from_callback(
-                (self.count, *rows.shape[1:]),
-                sharding,
-                lambda index: rows[row[index[0]]][:, *index[1:]],
-            )
+            def piece(index: Any) -> np.ndarray:
+                return rows[row[index[0]]][:, *index[1:]]
+
+            shape = (self.count, *rows.shape[1:])
+            return jax.make_array_from_callback(shape, sharding, piece)
 
         return jax.tree.map(placed, made, self.shardings)

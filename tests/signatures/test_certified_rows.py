@@ -72,7 +72,7 @@ def test_rows(name: str):
             if {*found} == {"B"} or sides in known or not accepts(call, *sides):
                 continue
             atom = lambda a: B if a == "B" else S(a) if isinstance(a, int) else P(a)
-            row = Row(*(tuple(map(atom, side)) for side in sides))
+            row = Row(tuple(map(atom, sides[0])), tuple(map(atom, sides[1])))
             for seed in range(3):
                 assert not oracle.refute_row(row, n, np.random.default_rng(seed)), (
                     name,

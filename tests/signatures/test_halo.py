@@ -147,7 +147,7 @@ SENT = {
     # Of shards of 8 elements, a roll by at most 8 sends `shift` elements in one round.
     **{
         f"a roll by {shift} on {n} devices": (
-            Pieces(8 * n, 8 * n, n, ((0, 8 * n - shift, shift), (shift, 0, 8 * n - shift))),
+            Pieces(8, 8, n, ((0, 8 * n - shift, shift), (shift, 0, 8 * n - shift))),
             (shift, 1),
         )
         for n in (2, 4, 8)
@@ -157,7 +157,7 @@ SENT = {
     # first half, so there are two rounds; device 0 of two devices has one of its two already.
     **{
         f"the first of two arrays on {n} devices": (
-            Pieces(4 * n, 8 * n, n, ((0, 0, 4 * n),)),
+            Pieces(4, 8, n, ((0, 0, 4 * n),)),
             (4 * min(2, n - 1), min(2, n - 1)),
         )
         for n in (2, 4, 8)
@@ -463,7 +463,8 @@ def drawn_pieces(rng: np.random.Generator) -> Pieces:
         count = int(rng.integers(1, size - start + 1))
         parts.append((at, start, count))
         at += count
-    return Pieces(size, at + int(rng.integers(0, 3)), int(rng.integers(2, 9)), tuple(parts))
+    out, n = at + int(rng.integers(0, 3)), int(rng.integers(2, 9))
+    return Pieces(-(-size // n), -(-out // n), n, tuple(parts))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -471,7 +472,7 @@ def test_rounds_deliver_the_pieces(seed: int):
     rng = np.random.default_rng(seed)
     for _ in range(200):
         need = drawn_pieces(rng)
-        x, want = np.arange(need.size), np.full(need.out, -1)
+        x, want = np.arange(need.n * need.chunk), np.full(need.n * need.width, -1)
         for at, start, count in need.parts:
             want[at : at + count] = x[start : start + count]
         got = np.full((need.n, need.width), -1)
@@ -483,7 +484,7 @@ def test_rounds_deliver_the_pieces(seed: int):
                 got[target, kept] = x[
                     source * need.chunk + r.first[source] + kept - r.place[target]
                 ]
-        np.testing.assert_array_equal(got.ravel()[: need.out], want)
+        np.testing.assert_array_equal(got.ravel(), want)
 
 
 def test_joins_of_drawn_pieces():

@@ -459,7 +459,10 @@ def _needs(params: dict[str, Any], ins: Sequence[Any], n: int) -> list[Pieces]:
         parts[operand].append((at, start, size))
         at += size
     sizes = [a.shape[params["dimension"]] if a.shape else 0 for a in ins]
-    return [Pieces(size, at, n, tuple(p)) for size, p in zip(sizes, parts, strict=True)]
+    return [
+        Pieces(-(-size // n), -(-at // n), n, tuple(p))
+        for size, p in zip(sizes, parts, strict=True)
+    ]
 
 
 def _is_in_place(params: dict[str, Any], ins: Sequence[Any], out: Any) -> bool:

@@ -103,27 +103,17 @@ class Pieces:
     """The pieces of one array that a result has along a dim that is split in both.
 
     Arguments:
-      size: number of elements of the array's dim.
-      out: number of elements of the result's dim.
+      chunk: elements in one device's shard of the array, padding included.
+      width: elements in one device's shard of the result, padding included.
       n: number of devices along the mesh axis.
       parts: for each piece, its first index in the result, its first index in the array, and its
           number of elements.
     """
 
-    size: int
-    out: int
+    chunk: int
+    width: int
     n: int
     parts: tuple[tuple[int, int, int], ...]
-
-    @property
-    def chunk(self) -> int:
-        """Elements in one device's shard of the array, padding included."""
-        return -(-self.size // self.n)
-
-    @property
-    def width(self) -> int:
-        """Elements in one device's shard of the result, padding included."""
-        return -(-self.out // self.n)
 
 
 def messages_of(need: Need | Pieces) -> Iterator[Message]:
