@@ -198,9 +198,12 @@ def nearest(name: object, known: Iterable[str], limit: int | None = None) -> str
 
     >>> nearest("modle", ["data", "model"])
     '; did you mean "model"?'
+    >>> nearest("w1", ["params['w1']", "x"])
+    '; did you mean "params[\'w1\']"?'
     """
     options = sorted(known)
-    if close := difflib.get_close_matches(str(name), options, n=1, cutoff=0.5):
+    close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
+    if close := close or [option for option in options if name and str(name) in option]:
         return f'; did you mean "{close[0]}"?'
     return "; known: " * bool(options) + listed((o[:80] for o in options), limit or len(options))
 

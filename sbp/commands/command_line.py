@@ -261,7 +261,8 @@ def arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     try:
         call = ast.parse(f"f({_scalars(text)}\n)", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _refused(text, "is not of the form") from None
+        comma = any(rest.lstrip()[:1].isalpha() for rest in text.split("]")[1:])
+        raise _refused(text, "lacks a comma; " * comma + "is not of the form") from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise _refused(text, "is not of the form")
     scope = SymbolicScope()  # the symbolic sizes of a call are related

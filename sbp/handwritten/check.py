@@ -190,9 +190,11 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
     unknown = "partial" if fault.kind in ("missing", "partial-as-split") else "two partial sums"
     n = math.prod(mesh.size(a) for a in axes)
     pending = f"{n} times too large: use lax.pmean for means of shards"
-    if name_called(expression_at(users_span(primary(finding)))[0]) == CALLED["gathered"]:
-        # Its gradient adds up.
-        pending = f"{n} times too large: divide the loss, or the gradient, by {sizes_text(axes)}"
+    called = name_called(expression_at(users_span(primary(finding)))[0])
+    if called in (CALLED["gathered"], CALLED["scattered"]):
+        # The gradient of a gather adds up.
+        what = "the loss, or the gradient," if called == CALLED["gathered"] else "it"
+        pending = f"{n} times too large: divide {what} by {sizes_text(axes)}"
     if primary(finding).backward and finding.region.params.get("check_vma", True):
         # What follows may add up the gradient again.
         pending = (
@@ -275,7 +277,10 @@ def _notes(finding: Finding) -> Iterator[str]:
             if made.backward
             else "made inside of this call: gather its argument, or write it out"
         )
-    if primary(finding).backward:
+    if finding.fault.kind == "local":
+        yield "if each device is to work alone, as in local SGD, pass a plain function: against=.."
+    called = name_called(expression_at(users_span(primary(finding)))[0])
+    if primary(finding).backward and called not in CALLED.values():
         yield (
             "with check_vma=True, JAX sums the gradient of a whole value over the devices; with"
             " check_vma=False it does not"

@@ -13,7 +13,7 @@ from sbp.handwritten.emulation import TOLERANCE, Ran, differ, regions_of
 from sbp.handwritten.measured import made_up
 from sbp.handwritten.one_device import ComparedRun, factor_of
 from sbp.source.reader import users_span
-from sbp.trace.collectives import KINDS, SENDING
+from sbp.trace.collectives import AXIS_INDEX, KINDS, SENDING
 from sbp.trace.graph import Node
 from sbp.types import B, P, Split
 
@@ -140,7 +140,12 @@ def numbers_note(numbers: Iterable[str]) -> str:
 def _end_labels(ends: Sequence[Node]) -> tuple[Label, ...]:
     """Labels on operations at which types end. Values from other devices tell most."""
     sent = [(n, "from another device") for n in ends if KINDS.get(n.op) in SENDING]
-    others = [(n, "depends on the device") for n in ends if KINDS.get(n.op) not in SENDING]
+    texts = {AXIS_INDEX: "depends on the device"}
+    others = [
+        (n, texts.get(n.op, "from other devices" if n.op in KINDS else "not as with one device"))
+        for n in ends
+        if KINDS.get(n.op) not in SENDING
+    ]
     return labels_of([*sent, *others])
 
 

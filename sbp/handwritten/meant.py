@@ -37,6 +37,7 @@ def why_meant(
         "each device picks the element at its own index, one for each device": _picks(
             got.graph, want.graph, others, n
         ),
+        "each device takes the only element of its shard": _only_elements(got, types),
         ONE_EACH: _one_each(got.graph, want.graph, name),
     }, placed
 
@@ -153,6 +154,30 @@ def _picks(graph: Graph, alone: Graph, others: Mapping[int, Node], n: int) -> fr
                 own |= {*node.outputs}
             if own & {node.inputs[i] for i in places_of(node)}:
                 pairs = ((graph, node), (alone, others.get(node.id)))
-                if all(n in g.aval(x.inputs[0]).shape for g, x in pairs if x is not None):
+                if all(_is_one_of(g, x, n) for g, x in pairs if x is not None):
                     found |= {*node.outputs}
     return _reached(graph, found)
+
+
+def _is_one_of(graph: Graph, node: Node, n: int) -> bool:
+    """Whether an operation takes or writes one of n elements along a dim."""
+    taken = node.params.get("slice_sizes")
+    sizes = graph.aval(node.inputs[1]).shape if taken is None else taken
+    whole = graph.aval(node.inputs[0]).shape
+    return any(size == n and part == 1 for size, part in zip(whole, sizes, strict=False))
+
+
+def _only_elements(got: Ran, types: Types) -> frozenset[int]:
+    """The results of regions for which each device takes the only element of its shard, such as
+    `w[0]`; one device takes one of several."""
+    found = set[int]()
+    for region in regions_of(got.graph):
+        body, axes = Body(region.params["body"], types, ""), len(region.params["mesh"].shape)
+        for node in body.graph.walk():
+            operand = node.inputs[0] if node.inputs and traits_of(node.op).moves else None
+            split = None if operand is None else body.split(operand)
+            # A value in a scan has the dim of the trips before its own.
+            is_only = split and got.values[operand].shape[axes + split.dim] == 1
+            if is_only and not body.is_good(node.outputs[0]):
+                found |= {*node.outputs}
+    return _reached(got.graph, found)

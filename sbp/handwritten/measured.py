@@ -130,7 +130,10 @@ def measure_types(ran: Ran, want: Ran, axis: int, axes: int, trip: int | None = 
             own = readings(parts, whole, axis, axes)
         # The least index of a device is that of one device alone.
         partial = {r for r in own if isinstance(r.atom, Unreduced) and r.atom != P}
-        found[v] = own - partial if v in by_index else own
+        # The length of its shard changes an index that all devices share.
+        is_shared = any(r.atom == B for r in own) or are_equal(np.moveaxis(parts, axis, 0))
+        kept = own - partial - {r for r in own if is_shared and r.atom == P}
+        found[v] = kept if v in by_index else own
     # Of a value without a meaning, a bound such as `maximum(x, 1.0)` may be that of one device.
     for node in bodies(ran.graph):
         ins = [o for o in node.inputs if isinstance(o, int)]

@@ -34,6 +34,7 @@ from sbp.handwritten.emulation import (
 from sbp.handwritten.measured import PMEAN, Fault, Finding
 from sbp.handwritten.sites import Site, Sites
 from sbp.machine.mesh import MeshSpec
+from sbp.signatures import traits_of
 from sbp.source.editing import (
     Edits,
     after_statement,
@@ -54,7 +55,7 @@ from sbp.source.reader import (
     users_span,
 )
 from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, names_of
-from sbp.trace.graph import Graph, Node, Operand, constant
+from sbp.trace.graph import Constant, Graph, Node, Operand, constant
 from sbp.trace.slices import Writer
 from sbp.types import Split, Unreduced
 
@@ -207,6 +208,8 @@ def put_through(site: Site, function: str, arguments: str) -> Edits:
 # ---- candidates ---------------------------------------------------------------------------------
 
 
+_BOUNDS = (np.maximum, np.minimum)
+
 Variants = tuple[GraphEdit, ...]
 """One repair with its variants: a sum and a mean, where either may be meant. The first one that is
 right is offered."""
@@ -300,8 +303,10 @@ class Repairs:
                 yield from self.reduce(finding)
             case "partial-as-split" if isinstance(finding.claim, Split):
                 yield from self.scatter(finding, finding.claim.dim)
-            case "split-as-whole":
-                yield from self.gather(finding)
+            case "split-as-whole" | "wrong-dim":
+                yield from self.split_as_it_is(finding)
+                if fault.kind == "split-as-whole":
+                    yield from self.gather(finding)
             case "copies-as-split":
                 if fault.made is not None:  # a sum over the shards of what was to stay split
                     yield from self.drop(fault.made, axes)
@@ -408,14 +413,8 @@ class Repairs:
         op: str,
         late: GraphEdit | None = None,
     ) -> Variants:
-        """A reduction of some values, as a sum and, where either may be meant, as a mean.
-
-        Arguments:
-          finding: the finding.
-          places: the values to reduce.
-          op: the collective.
-          late: the change of another reduction, which comes too late; None where it is kept.
-        """
+        """A reduction of some values, as a sum and, where either may be meant, as a mean; `late`
+        changes another reduction, which comes too late, and is None where that is kept."""
         axes, n = finding.mesh_axes, self.size(finding.mesh_axes)
         what, named = " and ".join(p.text for p in places), axes_text(finding.mesh_axes)
 
@@ -443,8 +442,16 @@ class Repairs:
         # Where nothing averages, a mean of parts would be right only because of another fault.
         averaged = finding.observer is not None and self.divisions(finding.observer)
         may_mean = op == CALLED["sum"] and (finding.means or averaged)
+        may_mean = may_mean and not any(map(self.is_bounded, places))
         ways = [edit(op, 1), *([edit(CALLED["mean"], n)] if may_mean else [])]
         return tuple(reversed(ways) if finding.means else ways)
+
+    def is_bounded(self, place: Site) -> bool:
+        """Whether a constant bounds a value; a mean of its parts would need another bound."""
+        made = [(self.sites.nodes[node], k) for node, k in place.values]
+        readers = (self.sites.readers[n.outputs[k]] if place.after else [n] for n, k in made)
+        bounds = (r for r in itertools.chain(*readers) if r and traits_of(r.op).numpy in _BOUNDS)
+        return any(isinstance(o, Constant) for r in bounds for o in r.inputs)
 
     def sum_backward(self, finding: Finding) -> Iterator[Variants]:
         """A sum of the gradient that a line inside a differentiated function sends back."""
@@ -507,6 +514,16 @@ class Repairs:
             return
         for dim in range(len(self.result_shape(finding))):
             yield _resharded(finding, site, "gathered", "axis", dim)
+
+    def split_as_it_is(self, finding: Finding) -> Iterator[Variants]:
+        """A split result that is stated to be split along its own dim."""
+
+        def change(spec: Any, mesh_axis: str) -> Any:
+            return split_over(without(spec, mesh_axis), mesh_axis, dim)
+
+        for dim in (a.dim for a in finding.fault.atoms if isinstance(a, Split)):
+            text = f"split dim {dim} over {_names(finding.mesh_axes)} in {_outs(finding)}"
+            yield (_specified(finding, GraphEdit(text), change, finding.mesh_axes),)
 
     def leave_out_axes(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
         """An edit after which the result is stated to be whole on the mesh axes of the finding."""
@@ -616,15 +633,8 @@ class Repairs:
 
 
 def _resharded(finding: Finding, site: Site, act: str, dimension: str, dim: int) -> Variants:
-    """The result of a region scattered or gathered along a dim.
-
-    Arguments:
-      finding: the finding about the result.
-      site: the expression that the region returns.
-      act: `scattered` or `gathered`.
-      dimension: the argument of the function of `jax.lax` that takes the dim.
-      dim: the dim.
-    """
+    """The result of a region scattered or gathered along a dim; `dimension` is the argument of the
+    function of `jax.lax` that takes the dim."""
     arguments = f"{axes_text(finding.mesh_axes)}, {dimension}={dim}, tiled=True"
     edit = GraphEdit(
         f"return lax.{CALLED[act]}(.., {arguments}) of {site.text}",

@@ -484,14 +484,15 @@ def _chain(
             for x, d in zip(given, dims, strict=True)
         )
         out = bind(*shards, **params)
+        results = list(out)
         streams = [
             i
             for i, (x, d) in enumerate(zip(given, dims, strict=True))
-            if d is None and [(x.shape, x.dtype)] == [(y.shape, y.dtype) for y in out]
+            if d is None and [(x.shape, x.dtype)] == [(y.shape, y.dtype) for y in results]
         ]
         if len(streams) != 1:
             raise ValueError("no operand alone is of the result's shape")
-        given[streams[0]] = out[0]
+        given[streams[0]] = results[0]
     return out
 
 

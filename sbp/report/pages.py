@@ -432,7 +432,8 @@ def refusal(
 def _verdict(diagnostics: Sequence[Diagnostic]) -> str:
     counts = Counter(d.severity for d in diagnostics)
     found = (counted(counts[k], k) for k in ("error", "warning") if counts[k])
-    return ", ".join(found) or "no findings"
+    unchecked = any(d.code == "not-analysed" for d in diagnostics)
+    return ", ".join(found) or ("not fully checked" if unchecked else "no findings")
 
 
 def _findings(diagnostics: Sequence[Diagnostic]) -> Iterator[Section]:

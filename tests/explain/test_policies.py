@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
-from sbp.explain import faults
+from sbp.explain import relaxations
 from sbp.explain.change import DiagnosisLimits, left_out
 from sbp.explain.faults import explain
 from sbp.infer.check import Checker
@@ -463,7 +463,7 @@ def test_the_nearest_budget_takes_the_place_of_one_help(nearest, monkeypatch):
     )
     request = f.trace(SQUARE, SQUARE).request
     if not nearest:
-        monkeypatch.setattr(faults, "budget_help", lambda *_, **__: None)
+        monkeypatch.setattr(relaxations, "budget_help", lambda *_, **__: None)
     (every,) = explain(request, limits=DiagnosisLimits(shown=100))
     (few,) = explain(request, limits=DiagnosisLimits(shown=2))
     left = len(every.helps) - 2
