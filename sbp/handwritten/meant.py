@@ -168,16 +168,19 @@ def _is_one_of(graph: Graph, node: Node, n: int) -> bool:
 
 
 def _only_elements(got: Ran, types: Types) -> frozenset[int]:
-    """The results of regions for which each device takes the only element of its shard, such as
-    `w[0]`; one device takes one of several."""
+    """The results of regions for which each device takes the only element of its shard, as `w[0]`
+    does; one device takes one of several."""
     found = set[int]()
     for region in regions_of(got.graph):
         body, axes = Body(region.params["body"], types, ""), len(region.params["mesh"].shape)
         for node in body.graph.walk():
-            operand = node.inputs[0] if node.inputs and traits_of(node.op).moves else None
-            split = None if operand is None else body.split(operand)
-            # A value in a scan has the dim of the trips before its own.
-            is_only = split and got.values[operand].shape[axes + split.dim] == 1
-            if is_only and not body.is_good(node.outputs[0]):
-                found |= {*node.outputs}
+            if not traits_of(node.op).moves or body.is_good(node.outputs[0]):
+                continue
+            operand, split = node.inputs[0], body.split(node.inputs[0])
+            if isinstance(operand, int) and split is not None:
+                shape = list(body.graph.aval(operand).shape)
+                # A value in a scan has the dim of the trips before its own.
+                dim = split.dim - (got.values[operand].ndim - axes - len(shape))
+                if shape.pop(dim) == 1 and tuple(shape) == body.graph.aval(node.outputs[0]).shape:
+                    found |= {*node.outputs}
     return _reached(got.graph, found)

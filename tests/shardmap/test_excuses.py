@@ -5,6 +5,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as PS
@@ -67,7 +68,26 @@ def pipeline(w, x, reduce=summed):
     return reduce(jnp.where(me() == n - 1, out[n - 1 :], 0.0))
 
 
+def own_rows(w, x, y, start=lambda rows: me() * rows):
+    """The width of `w` is the number of devices."""
+    rows = w.shape[0] // lax.axis_size("d")
+    mine = lax.dynamic_slice_in_dim(w, start(rows), rows)
+    return lax.all_gather(mine - lax.psum_scatter(x.T @ y, "d", tiled=True), "d", tiled=True)
+
+
+def centers(x, y, total=summed, count=summed):
+    return total(y.T @ x) / jnp.maximum(count(y.sum(0)), 1)[:, None]
+
+
 PROGRAMS = {
+    "rows": (
+        (own_rows, {"start": lambda rows: me()}, (WHOLE, ROWS, ROWS), WHOLE, (draw(16, N), X, Y)),
+        [("differs-on-one-device", "warning", "depends on the device")],
+    ),
+    "bound": (
+        (centers, {"count": lambda x: x}, ROWS, WHOLE, (X, Y**2)),
+        [("missing-reduction", "error", "reduce `y.sum(0)` at line")],
+    ),
     "width": (
         (as_wide_as_the_mesh, {"reduce": summed}, (WHOLE, ROWS, ROWS), WHOLE, (W, X, Y)),
         [("wrong-reduction", "warning", "if `4` means the number of devices")],
@@ -161,3 +181,43 @@ def test_a_factor_behind_a_right_reduction_is_not_blamed_on_it(change):
         over=MESH,
     ).diagnostics
     assert (d.code, d.severity) == ("differs-on-one-device", "warning")
+
+
+def test_a_mean_of_parts_has_another_bound_than_their_sum():
+    def mean_of_means(x, y):
+        count = y.sum(0)
+        return averaged((y.T @ x) / jnp.maximum(count, 1)[:, None])
+
+    text = report_of(mean_of_means, ROWS, WHOLE, X, Y**2, over=MESH).text()
+    assert "partial value on mesh axis `d`" in text and "lax.pmean(.." not in text
+
+
+def test_the_only_element_of_a_shard():
+    def member(w, x):
+        return averaged(jnp.tanh(x @ w[0]))
+
+    (d,) = report_of(member, (ROWS, WHOLE), WHOLE, draw(N, 16), X, over=MESH).diagnostics
+    assert d.severity == "note" and "takes the only element of its shard" in d.title
+
+
+def test_a_result_that_is_split_along_another_dim():
+    softmax = lambda x: jnp.exp(x) / summed(jnp.exp(x).sum(-1, keepdims=True))
+    (d,) = report_of(softmax, PS(None, "d"), ROWS, X, over=MESH).diagnostics
+    assert [h.text for h in d.helps] == ["split dim 1 over `d` in out_specs of result 0"]
+
+
+def test_an_offset_by_the_index_on_another_axis():
+    def own(table, x):
+        offset = lax.axis_index("m") * table.shape[0]
+        found = (x >= offset) & (x < offset + table.shape[0])
+        return lax.psum(jnp.where(found[:, None], table[(x - offset) % 8], 0.0), "d")
+
+    mesh, ids = devices({"d": 4, "m": 2}), jnp.arange(8) * 3
+    text = report_of(own, (ROWS, WHOLE), WHOLE, draw(32, 4), ids, over=mesh).text()
+    assert "8, and not 32 as with one device: is it the size of a shard?" in text
+
+
+def test_a_program_that_does_not_run_with_one_device_is_not_fully_checked():
+    shift = np.ones((8, 16), np.float32)
+    report = report_of(lambda w: w + shift, ROWS, ROWS, X, over=MESH)
+    assert report.ok and "not fully checked in" in report.text()
