@@ -22,7 +22,7 @@ def f(n: int, /, m: int = 2, *rest: int, key: int = 3, **more: int) -> tuple[obj
 
 def test_what_fits_passes():
     assert f(1) == (1, 2, (), 3, {}) and f(1, 2, 3, 4, key=5, n=6) == (1, 2, (3, 4), 5, {"n": 6})
-    assert f(1, m=None) == (1, None, (), 3, {})  # type: ignore[arg-type]
+    assert f(1, m=None) == (1, None, (), 3, {}) and Point(3).x == 3  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -50,22 +50,13 @@ class Point:
         self.x = x
 
 
-def test_classes():
-    assert Point(3).x == 3
-
-
 def test_a_long_value_is_cut_and_counted():
-    value = "x" * (SHOWN_CHARACTERS + 8)  # the quotes are two characters more
-    assert show(value).endswith("x.. (10 more characters)")
+    """A value that cannot be shown is named by its class."""
+    # The quotes are two characters more.
+    assert show("x" * (SHOWN_CHARACTERS + 8)).endswith("x.. (10 more characters)")
     assert show("x" * (SHOWN_CHARACTERS - 2)).endswith("x'")
-
-
-def test_a_value_that_cannot_be_shown_is_named_by_its_class():
-    class Odd:
-        def __repr__(self) -> str:
-            raise RuntimeError
-
-    assert show(Odd()) == "an object of class Odd" and show("\ud800") == "'\\ud800'"
+    odd = type("Odd", (), {"__repr__": None})()
+    assert show(odd) == "an object of class Odd" and show("\ud800") == "'\\ud800'"
 
 
 SBP: Any = sbp  # wrong calls are meant here
