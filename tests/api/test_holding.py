@@ -291,9 +291,8 @@ WRONG_PLACES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_PLACES)
-def test_wrong_arguments_are_not_placed(name):
-    args, said = WRONG_PLACES[name]
+@pytest.mark.parametrize(("args", "said"), WRONG_PLACES.values(), ids=WRONG_PLACES)
+def test_wrong_arguments_are_not_placed(args, said):
     plan = sbp.jit(lambda w: w * 2, sbp.make_mesh((2,), ("x",)), sbp.padded("x:S(0)")).plan(W)
     refused(said, plan.place, *args)
 
