@@ -419,9 +419,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("option", ["in_shardings", "out_shardings"])
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_shardings_are_value_errors_that_name_the_option(option, name):
-    sharding, said = WRONG[name]
+@pytest.mark.parametrize(("sharding", "said"), WRONG.values(), ids=WRONG)
+def test_wrong_shardings_are_value_errors_that_name_the_option(option, sharding, said):
     options: Any = {option: sharding}
     with jax.set_mesh(DEVICES):
         assert "ValueError" in outcome(lambda: jax.jit(lambda x: x + 1, **options)(SQUARE))
