@@ -69,9 +69,9 @@ EMPTY = {
     "donated": (lambda x: x + 1, ZEROS((0, 8))),
 }
 CASES = {
-    f"{kind}: {name}": c
-    for kind, cs in (("weak", WEAK), ("empty", EMPTY))
-    for name, c in cs.items()
+    f"{kind}: {name}": (fn, args)
+    for kind, cases in (("weak", WEAK), ("empty", EMPTY))
+    for name, (fn, *args) in cases.items()
 }
 
 
@@ -80,9 +80,8 @@ def mesh(request):
     return sbp.make_mesh(request.param, ("x", "y")[: len(request.param)])
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_results_are_those_of_jax(case, mesh):
-    fn, *args = case
+@pytest.mark.parametrize(("fn", "args"), CASES.values(), ids=CASES)
+def test_results_are_those_of_jax(fn, args, mesh):
     assert_same_results(jax.jit(fn)(*args), sbp.jit(fn, mesh)(*args))
 
 
