@@ -116,9 +116,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
-def test_a_plan_for_something_else_is_refused(case, path, mesh):
-    options, said = case
+@pytest.mark.parametrize(("options", "said"), WRONG.values(), ids=WRONG)
+def test_a_plan_for_something_else_is_refused(options, said, path, mesh):
     options = {"fn": step, "mesh": mesh, "plan": path, "args": (W, X)} | options
     args = options.pop("args")
     f = sbp.jit(**options)
