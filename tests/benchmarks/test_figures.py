@@ -159,9 +159,8 @@ BOUNDS = {
 UNSIGNED = PROGRAM.replace("BOUND", BOUNDS["unsigned"][0]).replace("TRIPS", "")
 
 
-@pytest.mark.parametrize("kind", BOUNDS)
-def test_a_loop_counts_once_per_trip(kind):
-    bound, trips = BOUNDS[kind]
+@pytest.mark.parametrize(("bound", "trips"), BOUNDS.values(), ids=BOUNDS)
+def test_a_loop_counts_once_per_trip(bound, trips):
     text = PROGRAM.replace("BOUND", bound).replace("TRIPS", trips)
     (found,) = collectives(text, 2)
     assert (found.executions, found.bytes_per_device) == (7, 7 * 8 * 4 * 4)
