@@ -136,22 +136,23 @@ def an_input_rebound(x, w):
     return jax.nn.softmax(y) * x
 
 
-PROGRAMS = {
-    swapped: ("sbp.replicate(x,", None),
-    another_array: ("sbp.replicate(x,", None),
-    unpacked: ("sbp.replicate(x,", None),
-    in_each_layer: ("sbp.replicate(h,", None),
-    operands_in_another_order: ("sbp.split(a, 0", None),
-    parameters_in_another_order: ("sbp.split(w, 0", None),
-    an_input_in_another_order: ("sbp.split(w, 0", ("tensor:S(1)", "tensor:S(1)")),
-    an_input_rebound: ("sbp.replicate(x,", ("tensor:S(1)", None)),
-}
+PROGRAMS = [
+    (swapped, "sbp.replicate(x,", None),
+    (another_array, "sbp.replicate(x,", None),
+    (unpacked, "sbp.replicate(x,", None),
+    (in_each_layer, "sbp.replicate(h,", None),
+    (operands_in_another_order, "sbp.split(a, 0", None),
+    (parameters_in_another_order, "sbp.split(w, 0", None),
+    (an_input_in_another_order, "sbp.split(w, 0", ("tensor:S(1)", "tensor:S(1)")),
+    (an_input_rebound, "sbp.replicate(x,", ("tensor:S(1)", None)),
+]
 """Programs, each with a help that would name another array, and its `in_types`."""
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
-def test_helps_do_what_they_say_where_names_are_rebound(program):
-    wrong, in_types = PROGRAMS[program]
+@pytest.mark.parametrize(
+    ("program", "wrong", "in_types"), PROGRAMS, ids=[program.__name__ for program, *_ in PROGRAMS]
+)
+def test_helps_do_what_they_say_where_names_are_rebound(program, wrong, in_types):
     found = helped(program, MESH, (SQUARE, SQUARE), boxing="explicit", in_types=in_types)
     helps = [h.text for d in found for h in d.helps]
     assert helps and not any(wrong in text for text in helps), helps
