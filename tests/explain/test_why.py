@@ -242,9 +242,8 @@ def annotated(text, wanted):
     )
 
 
-@pytest.mark.parametrize("name", list(PRICED))
-def test_prices_are_those_of_the_annotated_source(name):
-    source, h, args, in_types = PRICED[name]
+@pytest.mark.parametrize(("source", "h", "args", "in_types"), PRICED.values(), ids=PRICED)
+def test_prices_are_those_of_the_annotated_source(source, h, args, in_types):
     answer = planned(source.replace("{h}", h), args, in_types=in_types).why("h").why
     priced = [a for a in answer.alternatives if a.cost is not None]
     assert {len(a.wanted) for a in priced} == {1} and len(priced) >= 3
@@ -330,11 +329,10 @@ AGAIN = {
 
 
 @pytest.mark.parametrize("rows", [64, 512, 4096])
-@pytest.mark.parametrize("name", list(AGAIN))
-def test_what_is_computed_again_is_priced_and_proved_as_in_the_report(name, rows):
+@pytest.mark.parametrize(("source", "weights", "held"), AGAIN.values(), ids=AGAIN)
+def test_what_is_computed_again_is_priced_and_proved_as_in_the_report(source, weights, held, rows):
     """Types are chosen in several ways there, with what gradients keep from the forward pass in
     mind."""
-    source, weights, held = AGAIN[name]
     plan = planned(
         source.replace("{h}", "jnp.tanh(x @ w)"),
         (shape(rows, 512), weights(512)),
@@ -394,9 +392,8 @@ RESTRICTED: dict[str, tuple[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(RESTRICTED))
-def test_a_pin_may_convert_what_the_policy_forbids(name):
-    source, boxing = RESTRICTED[name]
+@pytest.mark.parametrize(("source", "boxing"), RESTRICTED.values(), ids=RESTRICTED)
+def test_a_pin_may_convert_what_the_policy_forbids(source, boxing):
     args, in_types = (shape(64, 64), shape(64, 64)), ("data:S(1)", "B")
     plan = planned(
         source,
