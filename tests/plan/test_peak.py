@@ -148,9 +148,8 @@ STORED = {
 """Programs with the types of their arguments, and the least and the most units that they need."""
 
 
-@pytest.mark.parametrize("name", STORED)
-def test_temporaries(name):
-    fn, avals, types, least, most = STORED[name]
+@pytest.mark.parametrize(("fn", "avals", "types", "least", "most"), STORED.values(), ids=STORED)
+def test_temporaries(fn, avals, types, least, most):
     assert least - 1e-6 <= temporaries(fn, *avals, types=types) <= most + 1e-6
 
 
