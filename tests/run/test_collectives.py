@@ -148,9 +148,8 @@ HALOS = {
 
 
 @pytest.mark.parametrize("dims", [(2, 3), (3, 2)], ids=["rows, columns", "columns, rows"])
-@pytest.mark.parametrize("case", HALOS)
-def test_the_plan_counts_what_two_halos_send(case, dims):
-    fn, shape = HALOS[case]
+@pytest.mark.parametrize(("fn", "shape"), HALOS.values(), ids=HALOS)
+def test_the_plan_counts_what_two_halos_send(fn, shape, dims):
     mesh = sbp.make_mesh((2, 4), ("x", "y"))
     split = lambda v: sbp.annotate(v, x=sbp.S(dims[0]), y=sbp.S(dims[1]))
     plan = checked_plan(lambda x: split(fn(split(x))), mesh, normal(*shape), hardware=SENDS_FREELY)
@@ -179,10 +178,9 @@ MOVES = [
 ]
 
 
-@pytest.mark.parametrize("case", CONVOLUTIONS)
-def test_gradients_in_space(case):
+@pytest.mark.parametrize(("sizes", "space", "options"), CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_gradients_in_space(sizes, space, options):
     """Forward pass and both gradients have a plan in which only halos and sums are sent."""
-    sizes, space, options = CONVOLUTIONS[case]
     names = ("x", "y")[: len(sizes)]
     conv = functools.partial(lax.conv_general_dilated, window_strides=(1, 1))
     split = " ".join(f"{name}:S({d})" for name, d in zip(names, (2, 3), strict=False))
@@ -257,11 +255,10 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("shape", [(8,), (2, 4)], ids=["8", "2x4"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_split_vocabulary_moves_little(name, shape):
+@pytest.mark.parametrize(("fn", "scalars"), PROGRAMS.values(), ids=PROGRAMS)
+def test_a_split_vocabulary_moves_little(fn, scalars, shape):
     """Plan and compiled program move a few values per row and device, a hundredth of what gathering
     the rows would."""
-    fn, scalars = PROGRAMS[name]
     names = ("x", "y")[: len(shape)]
     split = lambda x, y: fn(sbp.annotate(x, **{names[-1]: sbp.S(1)}), y)
     plan = checked_plan(
