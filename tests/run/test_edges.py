@@ -150,10 +150,9 @@ SLICED = {
 }
 
 
-@pytest.mark.parametrize("name", SLICED)
-def test_indices_outside_a_shard_stay_outside(mesh, name):
+@pytest.mark.parametrize(("fn", "held", "out"), SLICED.values(), ids=SLICED)
+def test_indices_outside_a_shard_stay_outside(mesh, fn, held, out):
     """XLA below JAX 0.12 merges the slice B -> S with the program's own, without its clamp."""
-    fn, held, out = SLICED[name]
     x = np.arange(7, dtype=np.float32)
     f = sbp.jit(fn, mesh, in_types=(held, None), out_types=out)
     for i in (-20, -1, 1, 4, 6, 9, 40):
@@ -319,9 +318,8 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("case", SAME)
-def test_a_program_has_the_values_of_one_device(case):
-    fn, args = SAME[case]
+@pytest.mark.parametrize(("fn", "args"), SAME.values(), ids=SAME)
+def test_a_program_has_the_values_of_one_device(fn, args):
     args = tuple(map(jnp.asarray, args))
     jax.tree.map(
         np.testing.assert_array_equal, sbp.jit(fn, sbp.make_mesh((2,), ("x",)))(*args), fn(*args)
