@@ -174,9 +174,10 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize("case", WHOLE)
-def test_dims_stay_whole_where_a_sharding_rule_does_not_split_them(case):
-    function, rule, shapes, partition = WHOLE[case]
+@pytest.mark.parametrize(("function", "rule", "shapes", "partition"), WHOLE.values(), ids=WHOLE)
+def test_dims_stay_whole_where_a_sharding_rule_does_not_split_them(
+    function, rule, shapes, partition
+):
     args = [jnp.arange(np.prod(s), dtype="f4").reshape(s) for s in shapes]
     f = sbp.jit(stated(function, rule, partition=partition), line(), in_types=(None, "data:S(0)"))
     why = "no factor of its sharding_rule|its partition function (raised|asks)"
