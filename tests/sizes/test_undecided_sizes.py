@@ -165,9 +165,8 @@ RESHAPES = {
 }
 
 
-@pytest.mark.parametrize("name", RESHAPES)
-def test_sizes_of_other_numbers_of_elements_are_left_out(name):
-    program, shape, condition = RESHAPES[name]
+@pytest.mark.parametrize(("program", "shape", "condition"), RESHAPES.values(), ids=RESHAPES)
+def test_sizes_of_other_numbers_of_elements_are_left_out(program, shape, condition):
     b, s = dims("b, s")
     jitted = sbp.jit(lambda x: program(x, b, s) * 2, MESH, in_types="B", out_types="B")
     report = sized(jitted, f32(*shape(b, s)))
