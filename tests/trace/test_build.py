@@ -489,10 +489,9 @@ def node_of(name: str) -> Node:
     return next(n for n in graph_of(*PROGRAMS[name]).nodes if n.regions)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_loops_and_branches_compute_what_jax_computes(name: str) -> None:
+@pytest.mark.parametrize(("fn", "args"), PROGRAMS.values(), ids=PROGRAMS)
+def test_loops_and_branches_compute_what_jax_computes(fn, args) -> None:
     """Evaluated, and planned and run on two devices."""
-    fn, args = PROGRAMS[name]
     planned = sbp.jit(fn, sbp.make_mesh((2,), ("x",)))
     for found in (evaluate(graph_of(fn, args), args), jax.tree.leaves(planned(*args))):
         assert_close([*found], jax.tree.leaves(fn(*args)), rtol=1e-6, atol=0)
@@ -585,9 +584,8 @@ LOOPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("axes", [(2,), (8,), (2, 4)], ids=str)
-@pytest.mark.parametrize("case", LOOPS)
-def test_equals_one_device(case: str, axes: tuple[int, ...]) -> None:
-    fn, args = LOOPS[case]
+@pytest.mark.parametrize(("fn", "args"), LOOPS.values(), ids=LOOPS)
+def test_equals_one_device(fn, args, axes: tuple[int, ...]) -> None:
     mesh = jax.make_mesh(axes, ("x", "y")[: len(axes)])
     for in_types in (None, tuple(sbp.NdSbp({"x": sbp.S(0)}) for _ in args)):
         found = sbp.jit(fn, mesh, in_types=in_types)(*args)
