@@ -165,10 +165,9 @@ READ_THROUGH: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[str]]] =
 MOVING = ("slice", "split", "pad", "join_slices", "concatenate")
 
 
-@pytest.mark.parametrize("case", READ_THROUGH)
-def test_slices_read_through_a_concatenation(case: str):
+@pytest.mark.parametrize(("fn", "args", "want"), READ_THROUGH.values(), ids=READ_THROUGH)
+def test_slices_read_through_a_concatenation(fn, args, want):
     """The concatenation is not made where only slices read it."""
-    fn, args, want = READ_THROUGH[case]
     graph = graph_of(fn, args)
     assert sorted(op for op in ops(graph) if op in MOVING) == sorted(want)
     assert_same_values(graph, fn, args)
