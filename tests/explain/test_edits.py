@@ -274,30 +274,30 @@ def accepted(number, kind, bytes_, seconds=1.0):
     return RankedHelp(help_, kind, seconds)
 
 
-order = lambda *found: [f.help.text for f in choose(found, 3)]
+CONVERSION = accepted(0, "conversion", 8.0)
 
 
-def test_another_split_that_is_no_dearer_than_a_conversion_comes_first():
-    conversion = accepted(0, "conversion", 8.0)
-    assert [order(conversion, accepted(1, "pin", price)) for price in (8.0, 9.0)] == [
-        ["pin 1", "conversion 0"],
-        ["conversion 0", "pin 1"],
-    ]
-
-
-def test_a_pin_whose_split_a_conversion_takes_back_comes_before_the_conversion():
-    conversion = accepted(0, "conversion", 8.0)
-    assert order(conversion, accepted(1, "other pin", 8.0)) == ["other pin 1", "conversion 0"]
-    # A cheaper plan is another one: a weight that is B sends nothing, and takes more memory.
-    assert order(conversion, accepted(1, "other pin", 0.0)) == ["conversion 0", "other pin 1"]
-    slower = accepted(1, "other pin", 8.0, seconds=2.0)
-    assert order(conversion, slower) == ["conversion 0", "other pin 1"]
-
-
-def test_one_help_of_each_place_is_shown():
-    found = [accepted(n, "conversion", float(n)) for n in range(3)]
-    assert order(*found, accepted(3, "policy", 0.0), accepted(4, "drop", 5.0)) == [
-        "conversion 0",
-        "drop 4",
-        "policy 3",
-    ]
+@pytest.mark.parametrize(
+    ("found", "order"),
+    [
+        # Another split that is no dearer than a conversion.
+        ([CONVERSION, accepted(1, "pin", 8.0)], ["pin 1", "conversion 0"]),
+        ([CONVERSION, accepted(1, "pin", 9.0)], ["conversion 0", "pin 1"]),
+        # A pin whose split a conversion takes back.
+        ([CONVERSION, accepted(1, "other pin", 8.0)], ["other pin 1", "conversion 0"]),
+        # A cheaper plan is another one: a weight that is B sends nothing, and takes more memory.
+        ([CONVERSION, accepted(1, "other pin", 0.0)], ["conversion 0", "other pin 1"]),
+        ([CONVERSION, accepted(1, "other pin", 8.0, 2.0)], ["conversion 0", "other pin 1"]),
+        # One help of each place.
+        (
+            [
+                *(accepted(n, "conversion", float(n)) for n in range(3)),
+                accepted(3, "policy", 0.0),
+                accepted(4, "drop", 5.0),
+            ],
+            ["conversion 0", "drop 4", "policy 3"],
+        ),
+    ],
+)
+def test_helps_are_shown_in_order(found, order):
+    assert [f.help.text for f in choose(found, 3)] == order
