@@ -103,26 +103,10 @@ ODD = jax.ShapeDtypeStruct((9, 4), jnp.float32)
 mesh = lambda: sbp.make_mesh([8], ["d"])
 
 
-def uneven():
-    sbp.jit(jnp.sin, mesh(), in_types=("d:S(0)",)).plan(ODD)
-
-
-def uneven_when_called():
-    sbp.jit(jnp.sin, mesh(), in_types=("d:S(0)",))(jnp.ones((9, 4)))
-
-
-def uneven_when_checked():
-    sbp.jit(jnp.sin, mesh(), out_types="d:S(0)").check(ODD)
-
-
 def no_rule():
     unknown_p = _jax.Primitive("warned_test")
     unknown_p.def_abstract_eval(lambda x: x)
     sbp.jit(unknown_p.bind, mesh()).plan(ODD)
-
-
-def ignored():
-    sbp.jit(lambda x: jax.device_put(x, jax.devices()[0]), mesh()).plan(ODD)
 
 
 def unchecked_region():
@@ -143,22 +127,21 @@ def moved_keys():
     f(jax.device_put(keys, jax.devices()[-1]))
 
 
-def nested():
-    jax.vmap(sbp.jit(jnp.sin, mesh()))(jnp.ones(8))
-
-
 @pytest.mark.parametrize(
     ("act", "code"),
     [
-        (uneven, "uneven-boundary"),
-        (uneven_when_called, "uneven-boundary"),
-        (uneven_when_checked, "uneven-boundary"),
+        (lambda: sbp.jit(jnp.sin, mesh(), ("d:S(0)",)).plan(ODD), "uneven-boundary"),
+        (lambda: sbp.jit(jnp.sin, mesh(), ("d:S(0)",))(jnp.ones((9, 4))), "uneven-boundary"),
+        (lambda: sbp.jit(jnp.sin, mesh(), out_types="d:S(0)").check(ODD), "uneven-boundary"),
         (no_rule, "missing-rule"),
-        (ignored, "ignored-constraint"),
+        (
+            lambda: sbp.jit(lambda x: jax.device_put(x, jax.devices()[0]), mesh()).plan(ODD),
+            "ignored-constraint",
+        ),
         (unchecked_region, "manual-types"),
         (moved, "input-moved"),
         (moved_keys, "input-moved"),
-        (nested, "nested-jit"),
+        (lambda: jax.vmap(sbp.jit(jnp.sin, mesh()))(jnp.ones(8)), "nested-jit"),
     ],
     ids=lambda x: x.__name__ if callable(x) else x,
 )
