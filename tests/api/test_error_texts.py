@@ -259,9 +259,13 @@ def test_arrays_of_dtypes_that_jax_lacks(x: Any, says: str):
 
 @pytest.mark.parametrize("wrap", [jax.jit, jax.grad, jax.vmap, jax.checkpoint, lambda f: f])
 def test_a_call_with_too_few_arguments(wrap: Any):
-    f = sbp.jit(wrap(lambda x, y: x + y), EIGHT)
-    said = r"was called wrongly: .* missing 1 required"
-    refused(said, f, np.ones(8, "float32"), kind=TypeError)
+    f = wrap(lambda x, y: x + y)
+    refused(
+        r"was called wrongly: .* missing 1 required",
+        sbp.jit(f, EIGHT),
+        np.ones(8, "float32"),
+        kind=TypeError,
+    )
 
 
 @pytest.mark.parametrize(
