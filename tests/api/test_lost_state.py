@@ -63,26 +63,9 @@ def counts(model: Counter, x: Any) -> Any:
     return x * model.weight
 
 
-def counts_and_returns_it(model: Counter, x: Any) -> Any:
-    return counts(model, x), model
-
-
-def counts_and_returns_the_leaf(model: Counter, x: Any) -> Any:
-    return counts(model, x), {"steps": model.steps}
-
-
-def returns_an_old_leaf(model: Counter, x: Any) -> Any:
-    old = model.steps
-    return counts(model, x), old
-
-
 def changes_nothing(model: Counter, x: Any) -> Any:
     model.steps = model.steps
     return x * model.weight
-
-
-def changes_a_copy(model: Counter, x: Any) -> Any:
-    return counts(Counter(model.weight, model.steps), x)
 
 
 def gains_a_leaf(model: Counter, x: Any) -> Any:
@@ -99,12 +82,12 @@ def writes_into_a_dict(model: dict[str, Any], x: Any) -> Any:
     ("fn", "leaves"),
     [
         (counts, "model.steps"),
-        (returns_an_old_leaf, "model.steps"),
+        (lambda model, x: (model.steps, counts(model, x)), "model.steps"),  # the old leaf
         (gains_a_leaf, "model.steps['all'], model.steps['mean']"),
-        (counts_and_returns_it, None),
-        (counts_and_returns_the_leaf, None),
+        (lambda model, x: (counts(model, x), model), None),
+        (lambda model, x: (counts(model, x), {"steps": model.steps}), None),
         (changes_nothing, None),
-        (changes_a_copy, None),
+        (lambda model, x: counts(Counter(model.weight, model.steps), x), None),  # a copy
     ],
     ids=lambda p: getattr(p, "__name__", None),
 )
