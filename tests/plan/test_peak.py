@@ -15,7 +15,6 @@ from jax import lax
 import sbp
 from sbp.plan.fit import FREED, WORTH, held_for_loops
 from sbp.plan.memory import GAPS
-from sbp.plan.saved import SavedPlan
 from tests.cases import shape as f32
 from tests.same import checked_plan
 
@@ -248,12 +247,6 @@ def test_the_report_has_the_fastest_plan():
     said = "sbp chose this one because it needs less memory"
     assert said in plan(**LARGE).report().text(400)
     assert said not in plan(**LARGE, memory_limit=ALL).report().text(400)
-
-
-def test_a_saved_plan_keeps_it():
-    program = plan(**LARGE).program
-    read = SavedPlan.loads(SavedPlan.of(program).dumps()).program_for(program.request)
-    assert read.faster == program.faster and read.cost == program.cost
 
 
 def test_values():

@@ -11,7 +11,6 @@ import pytest
 
 import sbp
 from sbp.plan.fit import best_program, room_of, without_repeats
-from sbp.plan.saved import SavedPlan
 from sbp.plan.saving import repeated_values, repeats
 from tests.cases import descent, shape as f32
 
@@ -105,12 +104,6 @@ def test_what_is_worth_it_is_kept_whatever_the_rise():
     room = room_of([program, dataclasses.replace(program, cost=half)])
     assert room.least == half.peak_memory_bytes and not room.order(program)[0]
     assert without_repeats(program, dataclasses.replace(room, worth=0.0)).removed
-
-
-def test_a_loaded_plan_knows_what_it_repeats():
-    program = plan().program
-    again = SavedPlan.loads(SavedPlan.of(program).dumps()).program_for(program.request)
-    assert again.declined == program.declined
 
 
 @pytest.mark.parametrize("out_types", [None, "d:S(2)", "B"])

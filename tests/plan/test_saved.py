@@ -13,6 +13,7 @@ import pytest
 
 import sbp
 from sbp.plan.saved import SavedPlan, _seal, digests
+from tests.plan import test_peak as peak, test_reuse as reuse
 from tests.report.programs import PROGRAMS, plan
 from tests.run.programs import CASES, NAMES, function_of
 from tests.same import refused
@@ -51,13 +52,17 @@ def programs():
 
 def test_a_saved_plan_is_the_plan_again(programs):
     assert programs["remat"].removed
-    for name, program in programs.items():
+    others = {"fastest": peak.plan(**peak.LARGE), "declined": reuse.plan()}
+    for name, program in (programs | {k: p.program for k, p in others.items()}).items():
         saved = SavedPlan.of(program)
         read = SavedPlan.loads(saved.dumps())
         again = read.program_for(program.request)
         assert str(again) == str(program), name
-        assert again.cost == program.cost, name
-        assert again.typing.lower_bound == program.typing.lower_bound
+        assert (again.cost, again.faster) == (program.cost, program.faster), name
+        assert (again.declined, again.typing.lower_bound) == (
+            program.declined,
+            program.typing.lower_bound,
+        )
         assert SavedPlan.of(again) == saved, "saving is the same a second time"
 
 
