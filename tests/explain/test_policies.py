@@ -16,7 +16,6 @@ from sbp.explain.faults import explain
 from sbp.infer.check import Checker
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.ir import Apply, Box, Loop
-from sbp.signatures import kernel_named
 from tests.edits import check_helps, helped
 
 # ---- programs, and what their plans send ---------------------------------------------------------
@@ -210,20 +209,6 @@ def test_the_policy_that_is_at_fault_is_told_and_gives_way(fn, in_types, boxing,
     request = sbp.jit(fn, MESH, in_types=in_types, boxing=boxing).trace(SQUARE, SQUARE).request
     (full,) = explain(request, limits=DiagnosisLimits(shown=20))
     assert help_ in [re.sub(r"line \d+", "line N", h.text) for h in full.helps]
-
-
-@pytest.mark.parametrize("boxing", ["explicit", {"dcn": "explicit"}])
-def test_no_row_is_told_whose_kernel_the_policy_forbids(boxing):
-    """Under "auto" a ring takes S(0) and S(1); that it sends is what the policy is against."""
-    trial = sbp.jit(crossed, MESH, in_types=ACROSS).trace(SQUARE, SQUARE)
-    node = next(n for n in trial.request.graph.nodes if n.op == "dot_general")
-    spec = mesh_spec(MESH, sbp.HARDWARE["tpu-v3"])
-    rows = dataclasses.replace(trial.request, mesh=spec).axis_rows(node, 0)
-    assert any(kernel_named(r.kernel).communicates for r in rows)
-    (found,) = (
-        sbp.jit(crossed, MESH, in_types=ACROSS, boxing=boxing).check(SQUARE, SQUARE).diagnostics
-    )
-    assert {r.inputs for r in found.rows} == {("S(1)", "S(0)"), ("B", "S(1)")}
 
 
 @pytest.mark.parametrize(
