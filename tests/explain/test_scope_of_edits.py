@@ -10,10 +10,9 @@ import pytest
 import sbp
 import sbp as s
 from sbp.errors import OptionEdit, SourceEdit
-from sbp.explain.change import DiagnosisLimits
-from sbp.explain.faults import explain
 from tests.edits import check_helps, helped
 from tests.explain.expected import GRID, MESH, MESH_2D, shape
+from tests.explain.test_limits import diagnosed
 
 SQUARE, VECTOR = shape(16, 16), shape(16)
 
@@ -217,8 +216,7 @@ def test_two_inputs_are_left_free():
 
 
 def test_changes_that_were_not_tried_are_counted():
-    request = sbp.jit(two_conflicts, GRID, boxing="explicit").trace(SQUARE, SQUARE).request
-    (few,) = explain(request, limits=DiagnosisLimits(plans=1))
+    (few,) = diagnosed(two_conflicts, (SQUARE, SQUARE), GRID, plans=1)
     assert len(few.helps) == 1 and "not tried: 5 more changes" in few.notes
 
 
@@ -257,10 +255,9 @@ def test_one_leaf_of_all_layers_changes_at_once(keys):
 
     layers = [{"a": WIDE, "b": WIDE}] * 3
     blocks = dict(zip(keys, layers, strict=True)) if keys else layers
-    types = {"*/a": "d:S(1)", "*/b": "d:S(1)"}
-    traced = sbp.jit(mlp, LINE, in_types=(types, "B"), boxing="reduce").trace(blocks, WIDE)
+    options = {"in_types": ({"*/a": "d:S(1)", "*/b": "d:S(1)"}, "B"), "boxing": "reduce"}
     for work in (6000, 1):
-        (found,) = explain(traced.request, limits=DiagnosisLimits(work=work))
+        (found,) = diagnosed(mlp, (blocks, WIDE), LINE, options, work=work)
         first = found.helps[0]
         assert first.text.startswith(f"split blocks[{(keys or (0,))[0]!r}]['b'] on dim 0")
         assert "and 2 more like it" in first.text
@@ -321,11 +318,10 @@ def sums(a, b, c, d):
 def test_a_pair_that_gives_up_a_split_hides_no_change_of_one_place():
     """A row split of `x` with `w` replicated has a typing, too."""
     tanh = lambda x, w: jnp.tanh(sbp.split(x, 1, "d") @ sbp.split(w, 0, "d"))
-    request = sbp.jit(tanh, LINE, **EXPLICIT).trace(WIDE, WIDE).request
-    (every,) = explain(request, limits=DiagnosisLimits(shown=100))
+    (every,) = diagnosed(tanh, (WIDE, WIDE), LINE, shown=100)
     pair = [" on dim 0" in h.text and " and replicate " in h.text for h in every.helps]
     assert sum(pair) == 1 and pair[-1]
-    (few,) = explain(request, limits=DiagnosisLimits(shown=len(pair) - 1))
+    (few,) = diagnosed(tanh, (WIDE, WIDE), LINE, shown=len(pair) - 1)
     assert [" and " in h.text for h in few.helps] == [False] * (len(pair) - 1)
 
 
@@ -336,11 +332,11 @@ def test_where_one_change_works_no_pair_is_offered(types):
 
 
 def test_pairs_that_were_not_tried_are_counted():
-    request = sbp.jit(sums, LINE, in_types=SIDES, **EXPLICIT).trace(*FOUR).request
-    (every,) = explain(request, limits=DiagnosisLimits(plans=100, shown=100))
+    options = EXPLICIT | {"in_types": SIDES}
+    (every,) = diagnosed(sums, FOUR, LINE, options, plans=100, shown=100)
     assert sum(" and " in h.text for h in every.helps) == 2
     assert not any("not tried" in n for n in every.notes)
-    (few,) = explain(request, limits=DiagnosisLimits(plans=1))
+    (few,) = diagnosed(sums, FOUR, LINE, options, plans=1)
     assert any("not tried" in n for n in few.notes)
 
 
