@@ -35,12 +35,14 @@ def wrong(x, y):
 
 
 def test_accepted_changes_that_are_not_shown_are_counted():
-    (every,) = diagnosed(wrong, (SQUARE, SQUARE), shown=100)
+    """So are rows of a rule."""
+    (every,) = diagnosed(wrong, (SQUARE, SQUARE), shown=100, rows=100)
+    (one,) = diagnosed(wrong, (SQUARE, SQUARE), shown=1, rows=1)
     assert not any("not shown" in n for n in every.notes)
-    (one,) = diagnosed(wrong, (SQUARE, SQUARE), shown=1)
-    assert len(one.helps) == 1
-    count = len(every.helps) - 1
-    assert count > 1 and left_out(count, 0)[0] in one.notes
+    assert len(one.helps) == len(one.rows) == 1
+    changes, rows = len(every.helps) - 1, len(every.rows) - 1
+    assert changes > 1 and left_out(changes, 0)[0] in one.notes and rows
+    assert f"not shown: {rows} more row{'s' * (rows > 1)} of the rule, equally close" in one.notes
 
 
 def test_a_core_that_is_not_minimal_says_so():
@@ -136,14 +138,6 @@ def test_pins_of_all_axes_that_are_not_shown_are_counted():
     )
     assert "not shown: 1 more pin" in rough.notes and len(rough.helps) == 1
     assert any(n.startswith("not shown: ") and "change" in n for n in rough.notes)
-
-
-def test_rows_past_the_limit_are_counted():
-    (every,) = diagnosed(wrong, (SQUARE, SQUARE), rows=100)
-    (one,) = diagnosed(wrong, (SQUARE, SQUARE), rows=1)
-    count = len(every.rows) - 1
-    assert count and len(one.rows) == 1
-    assert f"not shown: {count} more row{'s' * (count > 1)} of the rule, equally close" in one.notes
 
 
 def test_a_budget_that_was_not_searched_to_the_end_says_so():
