@@ -50,15 +50,6 @@ def test_golden_html():
     )
 
 
-def test_it_shows_itself():
-    answer = why_programs.plan("accumulated_step").why("total")
-    assert str(answer) == repr(answer) == answer.text()
-    assert answer._repr_mimebundle_() == {
-        "text/plain": answer.text(),
-        "text/html": answer._repr_html_(),
-    }
-
-
 # ---- forced and free ----------------------------------------------------------------------------
 
 

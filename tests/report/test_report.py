@@ -23,7 +23,7 @@ from sbp.report.rendering import wrap
 from sbp.report.report import Report, render_error
 from sbp.report.wording import bytes_text, full_need_text
 from tests.explain.answers import planned, shape
-from tests.report import golden
+from tests.report import golden, why_programs
 from tests.report.golden import assert_golden
 from tests.report.programs import MESH, PROGRAMS, plan
 from tests.report.samples import DIAGNOSTICS, remember_sources
@@ -247,10 +247,19 @@ def test_rich_consoles_and_plain_text_agree():
     assert "\x1b[" in styled.getvalue()
 
 
-def test_notebooks_get_both():
-    report = report_of("chain")
-    assert report._repr_mimebundle_() == {"text/plain": report.text(), "text/html": report.html()}
-    assert report._repr_html_() == report.html() and str(report) == report.text()
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: report_of("chain"),
+        lambda: why_programs.plan("accumulated_step").why("total"),
+        lambda: plan("chain").diff(plan("chain")),
+    ],
+    ids=["report", "answer", "difference"],
+)
+def test_notebooks_get_both(make):
+    shown = make()
+    assert str(shown) == repr(shown) == shown.text() and shown._repr_html_() == shown.html()
+    assert shown._repr_mimebundle_() == {"text/plain": shown.text(), "text/html": shown.html()}
 
 
 # ---- what is said -------------------------------------------------------------------------------
