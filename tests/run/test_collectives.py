@@ -37,14 +37,9 @@ def compiled_bytes(plan, shape):
 
 
 def planned_bytes(plan):
-    found = defaultdict(float)
-    for planned in plan.program.boxes():
-        for step in planned.box.steps:
-            if step.bytes_sent:
-                found[frozenset(step.mesh_axes)] += step.bytes_sent * planned.trips
-    for operation, trips in plan.program.kernels():
-        for position, sent in operation.sends:
-            found[frozenset([position])] += sent.bytes * trips
+    found, names = defaultdict(float), plan.program.mesh.names
+    for s in sends(plan.program):
+        found[frozenset(map(names.index, s.mesh_axes))] += s.bytes
     return dict(found)
 
 
