@@ -18,15 +18,14 @@ from benchmarks.gshard_ref import Config, abstract_arguments
 from benchmarks.mesh_tensorflow_table1 import TABLE1, kept_bytes, local_flops, plan_layout
 from benchmarks.planning_speed import Case, step
 from benchmarks.typing_speed import find_rows, traced
-from sbp.infer.cost import row_seconds
 from sbp.infer.flow import flow_of
 from sbp.infer.request import native_partials
 from sbp.infer.rows import RowTable
 from sbp.infer.space import is_even
 from sbp.infer.typing import Typing
-from sbp.plan.ir import Box, lower
+from sbp.plan.ir import lower
 from sbp.signatures import Op, Rule, rule_for
-from tests.infer.test_check import shape, traced as request_of
+from tests.infer.test_check import price, shape, traced as request_of
 from tests.slices import sliced
 
 
@@ -247,18 +246,6 @@ def typings(typing: Typing, table: RowTable):
         )
 
 
-def price(typing: Typing) -> float:
-    """Seconds of the lowered program: each row and each conversion once."""
-    shares = typing.request.memory_shares
-    rows = sum(
-        row_seconds(typing.graph, node, typing.rows[node.id], typing.mesh, shares)
-        for node in typing.graph.nodes
-    )
-    return rows + sum(
-        s.seconds for i in lower(typing).instructions if isinstance(i, Box) for s in i.steps
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "hardware"),
     sliced(itertools.product(PROGRAMS, ("tpu-v5p", "cpu")), 1 / 2),
@@ -270,8 +257,11 @@ def test_no_typing_of_a_small_program_is_cheaper(name, hardware):
         sbp.jit(fn, jax.sharding.AbstractMesh((4,), ("d",)), hardware=hardware).plan(*args).program
     )
     assert program.typing.optimal
-    every = [price(t) for t in typings(program.typing, RowTable(program.mesh))]
+    every = [
+        price(program.request, lower(typing))
+        for typing in typings(program.typing, RowTable(program.mesh))
+    ]
     assert len(every) > 50
     # Among equals a partial is carried on: `DEFERRAL` is the only thing the chooser adds to the
     # price.
-    assert price(program.typing) <= min(every) + 1e-10
+    assert price(program.request, lower(program.typing)) <= min(every) + 1e-10
