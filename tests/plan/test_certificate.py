@@ -19,7 +19,7 @@ import pytest
 from jax import lax
 
 import sbp
-from sbp.plan.certificate import certificate
+from sbp.plan.certificate import _packed, certificate
 from tests.cases import descent, shape as f32
 from tests.plan.test_saved import rematerialised
 
@@ -310,14 +310,7 @@ def other_message(rng, c):
     """A message of a state that the plan has; the bound stays."""
     moved = certify.unpacked(c["cost"]["messages"], "<f8").copy()
     moved[int(rng.integers(len(moved)))] += 1.0
-    c["cost"]["messages"] = packed(moved)
-
-
-def packed(array):
-    import base64
-    import zlib
-
-    return base64.b64encode(zlib.compress(array.tobytes())).decode()
+    c["cost"]["messages"] = _packed(moved)
 
 
 def other_state(rng, c):
