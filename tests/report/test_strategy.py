@@ -113,6 +113,12 @@ def attention(weights, x):
     return jnp.einsum("bts,bsm->btm", scores, v)
 
 
+def attention_alone(q, k, v):
+    """Attention on queries, keys and values, which has no experts."""
+    weights = jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k))
+    return jnp.einsum("bhqk,bhkd->bhqd", weights, v)
+
+
 def convolve(kernel, x):
     names = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=names)
@@ -228,6 +234,17 @@ WHOLE = "forward products repeated on all its devices"
             ["expert parallel"],
         ),
         (lambda x: x + 1, LINE, ("x:S(0)",), (shape(8, 8),), {}, []),
+        *(
+            (
+                attention_alone,
+                LINE,
+                f"x:S({dim})",
+                [shape(8, 8, 64, 32)] * 3,
+                {},
+                ["products of activations alone"],
+            )
+            for dim in (0, 1)
+        ),
     ],
     ids=[
         "an axis that splits nothing",
@@ -243,6 +260,8 @@ WHOLE = "forward products repeated on all its devices"
         "an adapter beside frozen weights",
         "experts in a loop",
         "no products",
+        "samples of attention alone",
+        "heads of attention alone",
     ],
 )
 def test_the_strategy_of_a_program(fn, mesh, types, args, options, said):
@@ -267,13 +286,3 @@ def test_phases_of_a_step():
     assert mlp.__code__.co_firstlineno + 1 in lines["forward"] & lines["backward"]
     assert {first + 2, first + 3} <= lines["update"]
     assert not {first + 2, first + 3} & (lines["forward"] | lines["backward"])
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-def test_attention_on_queries_keys_and_values_has_no_experts(dim):
-    def attention(q, k, v):
-        weights = jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k))
-        return jnp.einsum("bhqk,bhkd->bhqd", weights, v)
-
-    said = used(attention, LINE, f"x:S({dim})", *[shape(8, 8, 64, 32)] * 3)
-    assert said == ["products of activations alone"]
