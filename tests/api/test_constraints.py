@@ -72,47 +72,61 @@ def explicit_scan(x):
 
 
 @pytest.mark.parametrize(
-    ("fn", "args"),
+    ("meshes", "fn", "args"),
     [
-        (mlp, (X, W)),
-        (jax.grad(mlp, (0, 1)), (X, W)),
-        (scanned, (X,)),
-        (jax.grad(lambda x: scanned(x)[0].sum()), (X,)),
-        (jax.vmap(lambda r: constrain(r * 2, P("y"))), (X,)),
-        (lambda x: constrain(x[:5] * 2, P("x", "y")), (X,)),
-        (
-            lambda x: jax.shard_map(lambda a: lax.psum(a, "x"), in_specs=P("x"), out_specs=P())(x),
-            (X,),
+        *(
+            (AUTO, *row)
+            for row in [
+                (mlp, (X, W)),
+                (jax.grad(mlp, (0, 1)), (X, W)),
+                (scanned, (X,)),
+                (jax.grad(lambda x: scanned(x)[0].sum()), (X,)),
+                (jax.vmap(lambda r: constrain(r * 2, P("y"))), (X,)),
+                (lambda x: constrain(x[:5] * 2, P("x", "y")), (X,)),
+                (
+                    lambda x: jax.shard_map(
+                        lambda a: lax.psum(a, "x"), in_specs=P("x"), out_specs=P()
+                    )(x),
+                    (X,),
+                ),
+                (
+                    jax.checkpoint(
+                        lambda x: jnp.sin(constrain(jnp.sin(x), P("x", P.UNCONSTRAINED)))
+                    ),
+                    (X,),
+                ),
+                (lambda x: lax.cond(x.sum() > 0, lambda x: constrain(x, P("x")), jnp.sin, x), (X,)),
+            ]
         ),
-        (jax.checkpoint(lambda x: jnp.sin(constrain(jnp.sin(x), P("x", P.UNCONSTRAINED)))), (X,)),
-        (lambda x: lax.cond(x.sum() > 0, lambda x: constrain(x, P("x")), jnp.sin, x), (X,)),
+        *(
+            (EXPLICIT, *row)
+            for row in [
+                (explicit_mlp, (X, W)),
+                (jax.grad(explicit_mlp, (0, 1)), (X, W)),
+                (explicit_scan, (X,)),
+                (
+                    lambda x: (
+                        jax.random.normal(jax.random.key(0), (8, 16), out_sharding=P("x")) + x
+                    ),
+                    (X,),
+                ),
+                (
+                    lambda x: (
+                        jnp.zeros((8, 16), out_sharding=P("x"))
+                        + jnp.arange(16.0, out_sharding=P("y"))
+                    ),
+                    (X,),
+                ),
+                (lambda x: x.at[jnp.array([0, 2])].add(1.0, out_sharding=P("x")), (X,)),
+                (lambda x: jnp.reshape(x, (16, 8), out_sharding=P("x")) * 2, (X,)),
+                (lambda x: reshard(reshard(x * 2, P(unreduced=frozenset({"x"}))), P("x")), (X,)),
+                (lambda x: jax.sharding.auto_axes(jnp.sin, out_sharding=P("x"))(x), (X,)),
+            ]
+        ),
     ],
 )
-def test_programs_with_constraints_have_the_same_values(fn, args):
-    same(fn, AUTO[2, 4], *args, shardings=False)
-
-
-@pytest.mark.parametrize(
-    ("fn", "args"),
-    [
-        (explicit_mlp, (X, W)),
-        (jax.grad(explicit_mlp, (0, 1)), (X, W)),
-        (explicit_scan, (X,)),
-        (lambda x: jax.random.normal(jax.random.key(0), (8, 16), out_sharding=P("x")) + x, (X,)),
-        (
-            lambda x: (
-                jnp.zeros((8, 16), out_sharding=P("x")) + jnp.arange(16.0, out_sharding=P("y"))
-            ),
-            (X,),
-        ),
-        (lambda x: x.at[jnp.array([0, 2])].add(1.0, out_sharding=P("x")), (X,)),
-        (lambda x: jnp.reshape(x, (16, 8), out_sharding=P("x")) * 2, (X,)),
-        (lambda x: reshard(reshard(x * 2, P(unreduced=frozenset({"x"}))), P("x")), (X,)),
-        (lambda x: jax.sharding.auto_axes(jnp.sin, out_sharding=P("x"))(x), (X,)),
-    ],
-)
-def test_programs_on_explicit_axes_have_the_same_values(fn, args):
-    same(fn, EXPLICIT[2, 4], *args, shardings=False)
+def test_programs_with_constraints_have_the_same_values(meshes, fn, args):
+    same(fn, meshes[2, 4], *args, shardings=False)
 
 
 def test_on_explicit_axes_the_program_reads_the_shardings_of_its_arguments():
