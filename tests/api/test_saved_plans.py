@@ -184,15 +184,17 @@ def test_a_changed_file_is_refused(pattern, text, said, path, mesh, tmp_path):
 def test_files_that_are_none(mesh, tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "no").mkdir()
-    sbp.jit(step, mesh).plan(W, X).save(good := tmp_path / "good")
+    plan = sbp.jit(step, mesh).plan(W, X)
+    plan.save(good := tmp_path / "good")
     for wrong, said in (("gone", "cannot read"), ("no", "cannot read"), ("binary", "UTF-8")):
         for plans in (tmp_path / wrong, [tmp_path / wrong, good], [good, tmp_path / wrong]):
             refused(said, lambda plans=plans: sbp.jit(step, mesh, plan=plans)(W, X))
-    for wrong in (3, object(), ["a", 3], np.arange(3)):
-        refused("path of a file", sbp.jit, step, mesh, plan=wrong, kind=TypeError)
-    for nothing in ([], "", ["a", ""]):
-        refused("plan has no path", sbp.jit, step, mesh, plan=nothing, kind=ValueError)
-    plan = sbp.jit(step, mesh).plan(W, X)
+    for said, kind, several in (
+        ("path of a file", TypeError, (3, object(), ["a", 3], np.arange(3))),
+        ("plan has no path", ValueError, ([], "", ["a", ""])),
+    ):
+        for wrong in several:
+            refused(said, sbp.jit, step, mesh, plan=wrong, kind=kind)
     refused("cannot write", plan.save, tmp_path / "no" / "such" / "folder.json")
     for wrong in (3, "a\0b", "\ud800"):
         refused("path of a file", plan.save, wrong)
