@@ -18,6 +18,9 @@ W = {"up": jax.random.normal(KEYS[0], (16, 32)), "down": jax.random.normal(KEYS[
 X, Y = jax.random.normal(KEYS[2], (24, 16)), jax.random.randint(KEYS[3], (24,), 0, 10)
 T = jax.tree.map(jnp.cos, W)
 TYPES = ({"up": "model:S(1)", "down": "model:S(0)"}, "data:S(0)", "data:S(0)")
+EXPLICIT = jax.make_mesh(
+    (4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Explicit,) * 2
+)
 close = functools.partial(assert_same_results, rtol=2e-5, atol=2e-5)
 
 
@@ -121,33 +124,27 @@ def test_derivatives_of_the_users_own():
 
 def test_explicit_axes():
     """Arguments are pinned to the types that JAX derived for them."""
-    mesh = jax.make_mesh(
-        (4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Explicit,) * 2
-    )
     layer = lambda w, x: jnp.tanh(x @ w)
 
     program = lambda f: lambda w, x: (f(w, f(w, x)) ** 2).sum()
 
     w = jnp.cos(jnp.arange(256.0)).reshape(16, 16)
-    f = sbp.jit(layer, mesh)
-    held = jax.device_put(w, jax.NamedSharding(mesh, jax.P(None, "model")))
-    x = jax.device_put(X, jax.NamedSharding(mesh, jax.P("data")))
+    f = sbp.jit(layer, EXPLICIT)
+    held = jax.device_put(w, jax.NamedSharding(EXPLICIT, jax.P(None, "model")))
+    x = jax.device_put(X, jax.NamedSharding(EXPLICIT, jax.P("data")))
     want = jax.grad(program(layer), (0, 1))(w, X)
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(EXPLICIT):
         for transformed in (jax.grad(program(f), (0, 1)), jax.jit(jax.grad(program(f), (0, 1)))):
             assert_close(want, transformed(held, x), rtol=2e-5, atol=2e-5)
-        scaled = jax.grad(sbp.jit(lambda w: (w**2).mean(), mesh))
+        scaled = jax.grad(sbp.jit(lambda w: (w**2).mean(), EXPLICIT))
         np.testing.assert_allclose(scaled(held), jax.jit(scaled)(held), rtol=2e-5)
 
 
 @pytest.mark.parametrize("wrapped", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_auto_axes_inside_explicit_ones(wrapped):
-    mesh = jax.make_mesh(
-        (4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Explicit,) * 2
-    )
     f = planned(lambda w, x: jnp.tanh(x @ w["up"]).sum(), in_types=(None, "data:S(0)"))
     want = jax.grad(lambda w, x: jnp.tanh(x @ w["up"]).sum())(W, X)
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(EXPLICIT):
         close(want, wrapped(jax.grad(f))(W, X))
 
 
