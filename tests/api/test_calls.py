@@ -177,8 +177,7 @@ def test_methods(mesh):
         assert "jit_apply" in model.sbp_call.lower(X).as_text()
         assert model.sbp_call.trace(X).request.graph.input_names == ("self.w", "x")
         model.sbp_call.clear_cache()
-    assert model.sbp_call.__name__ == "apply"
-    assert isinstance(Model.sbp_call, sbp.Jitted)
+    assert model.sbp_call.__name__ == "apply" and isinstance(Model.sbp_call, sbp.Jitted)
 
 
 # ---- inside other transformations ---------------------------------------------------------------
