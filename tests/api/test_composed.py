@@ -76,8 +76,7 @@ def test_meshes_and_rows_that_do_not_divide(sizes, rows):
 
 def test_plans_have_all_collectives():
     """Residuals are held between the forward and the backward plan as both take them."""
-    lowered = jax.jit(jax.grad(planned(loss, in_types=TYPES))).lower(W, X, Y)
-    text = lowered.compile().as_text() or ""
+    text = jax.jit(jax.grad(planned(loss, in_types=TYPES))).lower(W, X, Y).compile().as_text() or ""
     sent = re.findall(r"= .* (?:all|reduce|collective)-.*op_name=\"([^\"]*)\"", text)
     assert len(sent) > 1 and all("shard_map" in name for name in sent)
     assert all(f"jit({name})" in text for name in ("loss_forward", "loss_cotangents"))
@@ -105,8 +104,7 @@ def test_keys_integers_keywords_static_arguments_and_other_results():
     for argnums in (2, (2, 3)):
         want = transform(noisy, argnums)(key, 2, W, X, scale=3.0)
         close(want, transform(f, argnums)(key, 2, W, X, scale=3.0))
-        jitted = jax.jit(transform(f, argnums), static_argnums=1)
-        close(want, jitted(key, 2, W, X, scale=3.0))
+        close(want, jax.jit(transform(f, argnums), static_argnums=1)(key, 2, W, X, scale=3.0))
     by_scale = jax.grad(lambda s: noisy(key, 2, W, X, scale=s)[0])(3.0)
     close(by_scale, jax.grad(lambda s: f(key, 2, W, X, scale=s)[0])(3.0))
 
@@ -209,8 +207,7 @@ def test_functions_without_a_backward_pass():
 
 def test_arrays_keep_the_types_that_they_have():
     f, place = planned(loss), jax.NamedSharding(planned(loss).mesh, jax.P(None, "data"))
-    w = {"up": jax.device_put(W["up"], place), "down": W["down"]}
-    got = jax.grad(f)(w, X, Y)
+    got = jax.grad(f)({"up": jax.device_put(W["up"], place), "down": W["down"]}, X, Y)
     close(jax.grad(loss)(W, X, Y), got)
     assert got["up"].sharding.is_equivalent_to(place, 2)
 

@@ -194,8 +194,9 @@ class TestReports:
             return lax.with_sharding_constraint(x @ w, self.ROWS).sum()
 
         big = jax.ShapeDtypeStruct((512, 512), jnp.float32)
-        report = sbp.jit(fn, AUTO[2, 4], in_types=("y:S(1)", "y:S(0)")).check(big, big)
-        (found,) = report.diagnostics
+        (found,) = (
+            sbp.jit(fn, AUTO[2, 4], in_types=("y:S(1)", "y:S(0)")).check(big, big).diagnostics
+        )
         said = "costly-annotation", fn.__code__.co_firstlineno + 1
         assert found.primary and (found.code, found.primary.span.line) == said
 

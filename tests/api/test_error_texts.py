@@ -578,8 +578,7 @@ def test_a_misspelt_axis_in_an_option_is_refused_at_its_place(option, entry):
     line = text.splitlines()[found.primary.span.line - 1].encode()
     marked = line[found.primary.span.column - 1 : found.primary.span.end_column - 1].decode()
     assert marked in ('"dta:S(0)"', '"dta"'), marked
-    inside = options.replace(", ", "", 1)
-    later = text.replace(f"mesh{options})", inside + ")").replace(
+    later = text.replace(f"mesh{options})", options.replace(", ", "", 1) + ")").replace(
         "report =", "with jax.sharding.use_abstract_mesh(mesh):\n    report ="
     )
     (found,) = checked("slip", later).found
@@ -648,8 +647,7 @@ def test_changes_that_were_not_tried_are_counted(shape, types, helps, left):
     several = tuple(types) if isinstance(types, list) else (types,)
     mesh = jax.sharding.AbstractMesh((2, 2), ("x", "y"))
     f = sbp.jit(lambda *args: sum(x.sum() for x in args), mesh, in_types=several)
-    args = [jax.ShapeDtypeStruct(shape, jnp.float32)] * len(several)
-    (found,) = f.check(*args).diagnostics
+    (found,) = f.check(*[jax.ShapeDtypeStruct(shape, jnp.float32)] * len(several)).diagnostics
     assert len(found.helps) == helps
     said = {0: (), 1: ("sbp did not try 1 more change",)}
     assert found.notes == said.get(left, (f"sbp did not try {left} more changes",))

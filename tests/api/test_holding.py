@@ -197,10 +197,8 @@ def test_saved_plans(tmp_path):
     path = tmp_path / "plan.json"
     sbp.jit(lambda w: w * 2, EIGHT, ROWS, ROWS).plan(W).save(path)
     f = sbp.jit(lambda w: w * 2, EIGHT, out_types=ROWS, plan=path)
-    w = sbp.Padded.of(W, "x:S(0)", EIGHT)
-    np.testing.assert_array_equal(f(w), W * 2)
-    said = "values held padded input 0, output 0, but this call has values held padded outp"
-    refused(said, f, W)
+    np.testing.assert_array_equal(f(sbp.Padded.of(W, "x:S(0)", EIGHT)), W * 2)
+    refused("values held padded input 0, output 0, but this call has values held padded outp", f, W)
 
 
 def test_symbolic_sizes():
@@ -336,11 +334,9 @@ INSTEAD = "; call the sbp.jit function instead"
     ],
 )
 def test_a_plan_names_the_argument_that_it_does_not_take(changed, said):
-    step = lambda p, s, n, b: (p["w"] + s.array * s.by) * n + b
-    f = sbp.jit(step, EIGHT, static_argnums=2)
+    f = sbp.jit(lambda p, s, n, b: (p["w"] + s.array * s.by) * n + b, EIGHT, static_argnums=2)
     call = lambda f, p, s, n, **named: f(p, s, n, **named)
-    plan = call(f.plan, **TAKEN)
-    message = refused(None, call, plan, **TAKEN | changed).message
+    message = refused(None, call, call(f.plan, **TAKEN), **TAKEN | changed).message
     assert message.startswith(said) and (INSTEAD in said) == message.endswith(INSTEAD)
 
 

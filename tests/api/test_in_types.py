@@ -63,8 +63,7 @@ def test_patterns_name_leaves(in_types):
 
 
 def test_a_pattern_names_subtrees_and_the_first_one_counts():
-    found = _wanted({"params/blocks/0/qkv/b": "model:S(0)", "params/blocks/0": "B"}, PARAMS, X)
-    assert found == {
+    assert _wanted({"params/blocks/0/qkv/b": "model:S(0)", "params/blocks/0": "B"}, PARAMS, X) == {
         f"params['blocks'][0]['{layer}']['{leaf}']": (
             sbp.parse("model:S(0)") if (layer, leaf) == ("qkv", "b") else sbp.NdSbp()
         )
@@ -190,8 +189,9 @@ def test_matches(pattern, path, named):
     ],
 )  # fmt: skip
 def test_errors_name_the_leaf_and_the_nearest(in_types, message):
-    call = lambda: sbp.jit(loss, MESH, in_types=in_types).plan(PARAMS, X)
-    assert message in str(refused(None, call))
+    assert message in str(
+        refused(None, lambda: sbp.jit(loss, MESH, in_types=in_types).plan(PARAMS, X))
+    )
 
 
 def test_errors_are_not_cut_off():
@@ -248,8 +248,7 @@ def test_a_module_that_can_be_called_is_a_tree_of_types():
     (model_types, state_types, _), _ = f.plan(model, state, X).in_types
     assert (model_types.w, model_types.b) == (SPLIT, sbp.parse("model:S(0)"))
     assert jax.tree.leaves(state_types) == [sbp.parse("model:S(0)"), SPLIT]
-    f = sbp.jit(lambda m: m, MESH, out_types=asked(model))
-    assert f.plan(model).out_types.w == SPLIT
+    assert sbp.jit(lambda m: m, MESH, out_types=asked(model)).plan(model).out_types.w == SPLIT
 
 
 def test_what_patterns_pin_runs():
@@ -424,8 +423,9 @@ def test_wrong_shardings_are_value_errors_that_name_the_option(option, sharding,
     options: Any = {option: sharding}
     with jax.set_mesh(DEVICES):
         assert "ValueError" in outcome(lambda: jax.jit(lambda x: x + 1, **options)(SQUARE))
-        call = lambda: sbp.jit(lambda x: x + 1, **options)(SQUARE)
-        text = str(refused(said, call, kind=ValueError))
+        text = str(
+            refused(said, lambda: sbp.jit(lambda x: x + 1, **options)(SQUARE), kind=ValueError)
+        )
     assert option in text and "_types" not in text
 
 

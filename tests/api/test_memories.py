@@ -156,8 +156,7 @@ def test_a_conversion_in_host_memory_goes_through_device_memory(tmp_path):
     }
     fn = sbp.jit(lambda h: h, MESH, **kinds)
     plan = fn.plan(H)
-    lines = [line.split("  #")[0].strip() for line in str(plan).splitlines()]
-    assert lines[1:-1] == [
+    assert [line.split("  #")[0].strip() for line in str(plan).splitlines()][1:-1] == [
         "input %0: f32<host>[8,4] x:S(0)",
         "%0': x:S(0) = to_device[](%0)  0 B",
         "%0'': x:S(1) = all_to_all[x](%0')  32 B",
@@ -168,8 +167,9 @@ def test_a_conversion_in_host_memory_goes_through_device_memory(tmp_path):
     compare(fn(H), jax.jit(lambda h: h, **kinds)(H))
     plan.save(path := tmp_path / "plan")
     for wrong in ("slice", "to_host"):
-        text = path.read_text().replace("to_device[]", f"{wrong}[]")
-        (broken := tmp_path / wrong).write_text(text)
+        (broken := tmp_path / wrong).write_text(
+            path.read_text().replace("to_device[]", f"{wrong}[]")
+        )
         refused("line 3 of the plan", sbp.jit(lambda h: h, MESH, plan=broken, **kinds).plan, H)
 
 

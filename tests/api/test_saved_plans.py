@@ -58,8 +58,7 @@ def test_free_types_take_those_of_the_saved_plan(path, mesh):
 
 def test_an_abstract_mesh_plans_for_a_mesh_of_devices(mesh, tmp_path):
     abstract = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
-    f = sbp.jit(step, abstract, in_types=TYPES, hardware="cpu")
-    f.plan(W, X).save(tmp_path / "plan.json")
+    sbp.jit(step, abstract, in_types=TYPES, hardware="cpu").plan(W, X).save(tmp_path / "plan.json")
     ours = sbp.jit(step, mesh, in_types=TYPES, plan=tmp_path / "plan.json")
     assert_same_results(jax.jit(step)(W, X), ours(W, X))
 
