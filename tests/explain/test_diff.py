@@ -118,8 +118,11 @@ ASKED: dict[str, tuple[Any, ...]] = {
 def test_what_was_asked_differently(name):
     f = lambda x, w: jnp.tanh(x @ w)
     options, *told = ASKED[name]
-    types = ("data:S(0)", "model:S(1)")
-    given: dict[str, Any] = {"mesh": MESH, "in_types": types, "hardware": "tpu-v3"}
+    given: dict[str, Any] = {
+        "mesh": MESH,
+        "in_types": ("data:S(0)", "model:S(1)"),
+        "hardware": "tpu-v3",
+    }
     this, other = (sbp.jit(f, **given | more).plan(*[shape(64, 64)] * 2) for more in ({}, options))
     found = this.diff(other)
     assert found.difference.settings == tuple(told) == other.diff(this).difference.settings

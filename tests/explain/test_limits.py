@@ -26,8 +26,9 @@ STRICT = {"boxing": "explicit"}
 
 def diagnosed(fn, args, mesh=MESH, options=STRICT, **limits) -> tuple[Diagnostic, ...]:
     """The diagnostics of a program under other limits than usual."""
-    request = sbp.jit(fn, mesh, **options).trace(*args).request
-    return explain(request, limits=DiagnosisLimits(**limits))
+    return explain(
+        sbp.jit(fn, mesh, **options).trace(*args).request, limits=DiagnosisLimits(**limits)
+    )
 
 
 def wrong(x, y):

@@ -249,8 +249,7 @@ def test_a_core_that_nothing_takes_away_is_told_once(monkeypatch, pinned):
     found = Checker(request).check()
     assert found.pins and found.policy
     core = tuple(c for c in found.core if pinned or c in found.equations)
-    reads = {} if pinned else {"sink": (), "made": ()}
-    same = dataclasses.replace(found, core=core, **reads)
+    same = dataclasses.replace(found, core=core, **({} if pinned else {"sink": (), "made": ()}))
     monkeypatch.setattr(Checker, "check", lambda self, without=(), *, explain=True: same)
     (told,) = explain(request)
     assert told.code == ("no-signature" if pinned else "no-typing")

@@ -148,8 +148,9 @@ def in_a_statement(x, w):
     ids=lambda v: getattr(v, "__name__", ""),
 )
 def test_a_help_says_before_a_line_only_where_its_names_stand_there(program, where):
-    found = helped(program, MESH, (SQUARE, SQUARE), boxing="explicit")
-    texts = [h.text for d in found for h in d.helps]
+    texts = [
+        h.text for d in helped(program, MESH, (SQUARE, SQUARE), boxing="explicit") for h in d.helps
+    ]
     name, place = where.split()
     (first,) = dict.fromkeys(
         t for t in texts if t.startswith((f"sbp.replicate({name}", f"sbp.split({name}"))
@@ -160,8 +161,7 @@ def test_a_help_says_before_a_line_only_where_its_names_stand_there(program, whe
 def test_a_local_variable_named_as_the_package_is_not_called():
     found = sbp.jit(alias_taken, MESH, boxing="explicit").check(SQUARE, SQUARE).diagnostics
     edits = [e for d in found for h in d.helps for e in h.edits if isinstance(e, SourceEdit)]
-    line = alias_taken.__code__.co_firstlineno + 2
-    assert edits and all(e.span.line != line for e in edits)
+    assert edits and all(e.span.line != alias_taken.__code__.co_firstlineno + 2 for e in edits)
 
 
 @pytest.mark.filterwarnings("ignore:.*does not divide:sbp.SbpWarning")
