@@ -355,8 +355,7 @@ def program(x, w, c, flag):
 
 
 def asked(hardware: Hardware | None) -> Request:
-    shapes = [(6, 32, 64), (64, 64), (32, 64)]
-    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes] + [
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in [(6, 32, 64), (64, 64), (32, 64)]] + [
         jax.ShapeDtypeStruct((), jnp.bool_)
     ]
     spec = mesh_spec(jax.sharding.AbstractMesh((4,), ("x",)), hardware)
@@ -374,8 +373,9 @@ def price(request: Request, block: Block, runs: float = 1.0) -> float:
             case Box(steps=steps):
                 total += runs * sum(s.seconds for s in steps)
             case Apply(node=node, row=row) if row.kernels:
-                shares = request.memory_shares
-                total += runs * row_seconds(request.graph, node, row, request.mesh, shares)
+                total += runs * row_seconds(
+                    request.graph, node, row, request.mesh, request.memory_shares
+                )
             case Loop(node=node, blocks=blocks, trips=trips):
                 share = trips if node.op in ("scan", "while") else 1 / len(blocks)
                 total += sum(price(request, inner, runs * share) for inner in blocks)
@@ -688,8 +688,9 @@ def test_a_sharding_that_the_mesh_cannot_have_is_an_error_at_its_line(sharding, 
     if isinstance(mesh, AbstractMesh):
         mesh = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=auto)
         sharding = NamedSharding(mesh, sharding.spec)
-    report = sbp.jit(lambda x: jax.lax.with_sharding_constraint(x, sharding), MESH).check(X)
-    (found,) = report.diagnostics
+    (found,) = (
+        sbp.jit(lambda x: jax.lax.with_sharding_constraint(x, sharding), MESH).check(X).diagnostics
+    )
     assert found.code == code and says in found.title
     assert found.primary is not None and found.primary.span.file == __file__
     with pytest.raises(sbp.SbpError, match=code):
