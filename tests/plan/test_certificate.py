@@ -145,8 +145,9 @@ def test_certificates_hold(certificates_on, sizes):
     outside, padded, gaps = 0, 0, []
     for (name, _), text in certificates_on(sizes).items():
         program, plan, costs = certify.certify(json.loads(text))
-        of_no_mesh = json.loads(certificates_on(MESHES[0])[name, MESHES[0]])
-        certify.compare(program, certify.certify(of_no_mesh)[0])
+        certify.compare(
+            program, certify.certify(json.loads(certificates_on(MESHES[0])[name, MESHES[0]]))[0]
+        )
         assert len(plan.rows) > 5, name
         outside += sum(plan.unchecked.values())
         padded += plan.padded
@@ -314,8 +315,7 @@ def other_message(rng, c):
 
 def other_state(rng, c):
     rows = [v for v in c["cost"]["variables"] if "row" in v]
-    several = [v for v in rows if len(c["cost"]["states"][v["states"]]) > 1]
-    variable = pick(rng, several)
+    variable = pick(rng, [v for v in rows if len(c["cost"]["states"][v["states"]]) > 1])
     count = len(c["cost"]["states"][variable["states"]])
     variable["chosen"] = (variable["chosen"] + int(rng.integers(1, count))) % count
 

@@ -55,8 +55,7 @@ def test_a_saved_plan_is_the_plan_again(programs):
     others = {"fastest": peak.plan(**peak.LARGE), "declined": reuse.plan()}
     for name, program in (programs | {k: p.program for k, p in others.items()}).items():
         saved = SavedPlan.of(program)
-        read = SavedPlan.loads(saved.dumps())
-        again = read.program_for(program.request)
+        again = SavedPlan.loads(saved.dumps()).program_for(program.request)
         assert str(again) == str(program), name
         assert (again.cost, again.faster) == (program.cost, program.faster), name
         assert (again.declined, again.typing.lower_bound) == (
