@@ -53,8 +53,9 @@ def elements_by_hand(shape, type_, mesh):
         for place, part in parts.items():
             pieces = [part] * n
             if isinstance(atom, Split):
-                short = -part.shape[atom.dim] % n
-                width = [(0, short if d == atom.dim else 0) for d in range(part.ndim)]
+                width = [
+                    (0, -part.shape[atom.dim] % n if d == atom.dim else 0) for d in range(part.ndim)
+                ]
                 pieces = np.split(np.pad(part, width, constant_values=-1), n, axis=atom.dim)
             cut |= {(*place, i): piece for i, piece in enumerate(pieces)}
         parts = cut
@@ -118,8 +119,7 @@ def test_inputs_outputs_and_values_have_the_types_of_the_plan(report, name):
     sources = dict(zip(report.program.graph.input_names, block.inputs, strict=True))
     sources |= dict(zip(report.output_names, block.outputs, strict=True))
     if name in sources:
-        codes = sources[name].codes
-        assert [(c > 0, c < 0) for c in codes] == [
+        assert [(c > 0, c < 0) for c in sources[name].codes] == [
             (isinstance(found.tensor.type.get(a), Split), a in found.partial_axes)
             for a in MESH.shape
         ]

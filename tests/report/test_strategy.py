@@ -31,8 +31,9 @@ def mlp_step(params, state, x, y):
 
 def used(step, mesh, types, *args, **options):
     """The words for each mesh axis."""
-    plan = sbp.jit(step, mesh, in_types=types, **options).plan(*args)
-    return list(strategy(plan.program).values())
+    return list(
+        strategy(sbp.jit(step, mesh, in_types=types, **options).plan(*args).program).values()
+    )
 
 
 def state_of(weights):
