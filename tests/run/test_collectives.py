@@ -440,8 +440,7 @@ X = np.arange(32, dtype=np.float32).reshape(8, 4)
 
 def parts(fn=lambda x: jnp.sin(x) + X, shape=(2, 4), **options):
     mesh = sbp.make_mesh(shape, ("data", "model"))
-    plan = sbp.jit(fn, mesh, **options).plan(X)
-    return description(plan.program, mesh)
+    return description(sbp.jit(fn, mesh, **options).plan(X).program, mesh)
 
 
 def test_a_program_that_is_traced_twice_is_one():
@@ -516,8 +515,7 @@ def step(w, batch):
 
 @pytest.fixture(scope="module")
 def hlo():
-    mesh = sbp.make_mesh((2, 4), ("x", "y"))
-    f = sbp.jit(step, mesh, in_types=("x:S(1)", "y:S(0)"))
+    f = sbp.jit(step, sbp.make_mesh((2, 4), ("x", "y")), in_types=("x:S(1)", "y:S(0)"))
     return f.plan(jnp.ones((8, 8)), {"x": jnp.ones((16, 8))}).lower().compile().as_text()
 
 

@@ -149,8 +149,9 @@ def test_of_a_gathered_stack_the_compiler_moves_the_cast_ahead_of_the_gather():
 
 
 def test_on_other_platforms_a_scan_is_that_of_jax():
-    plan = sbp.jit(CAST, mesh(), in_types=(None, "d:S(0)")).plan(W, X)
-    assert "reduce_precision" not in lowered(plan)
+    assert "reduce_precision" not in lowered(
+        sbp.jit(CAST, mesh(), in_types=(None, "d:S(0)")).plan(W, X)
+    )
 
 
 # ---- lookups -------------------------------------------------------------------------------------
@@ -392,8 +393,7 @@ def test_the_loss_is_computed_before_the_backward_loop():
     )
     program = f.plan(*table_arguments()).program
     (held,) = computed_before(DeviceMemory(program.typing, in_host=False), program.block).values()
-    scalars = [r for r in held if program.graph.avals[r.value].shape == ()]
-    assert [r.codes for r in scalars] == [(-1,)]
+    assert [r.codes for r in held if program.graph.avals[r.value].shape == ()] == [(-1,)]
     got, want = f(*table_arguments()), jax.jit(with_loss)(*table_arguments())
     np.testing.assert_allclose(float(got[0]), float(want[0]), rtol=1e-5)
 

@@ -77,8 +77,9 @@ def draws(key, x):
 @cache
 def wanted_draws(new_style: bool, rows: int):
     """The draws on one device."""
-    key = jax.random.key(7) if new_style else jax.random.PRNGKey(7)
-    return jax.jit(draws)(key, jnp.ones((rows, 6)))
+    return jax.jit(draws)(
+        jax.random.key(7) if new_style else jax.random.PRNGKey(7), jnp.ones((rows, 6))
+    )
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,9 @@ def test_the_plan_says_how_it_sums(rows):
 
 def test_padding_is_priced():
     """Ten rows are twelve on four devices."""
-    mesh = jax.sharding.AbstractMesh((1, 4), ("x", "y"))
-    plan = plan_of(10, 3, mesh=mesh, reduce_dtype=jnp.float32)
+    plan = plan_of(
+        10, 3, mesh=jax.sharding.AbstractMesh((1, 4), ("x", "y")), reduce_dtype=jnp.float32
+    )
     assert reductions(plan) == [("all_reduce", WideSum("float32", 0))]
     assert plan.cost.bytes_per_device == 2 * 3 / 4 * 12 * 3 * 2
 

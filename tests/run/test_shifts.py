@@ -78,8 +78,7 @@ def test_uneven_rolls(sizes: tuple[int, ...]):
 
 def pipeline(weights, microbatches):
     """A pipeline as a buffer with one stage per device: each tick shifts it by one."""
-    stages = weights.shape[0]
-    buffer = jnp.zeros((stages, *microbatches.shape[1:]))
+    buffer = jnp.zeros((weights.shape[0], *microbatches.shape[1:]))
 
     def tick(state, new):
         state = sbp.annotate(shifted(new[None], state), x=sbp.S(0))
