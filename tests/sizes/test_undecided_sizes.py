@@ -116,8 +116,9 @@ def test_some_claims_without_a_formula_are_listed():
 def test_a_counterexample_behind_the_small_sizes_is_found():
     """The smallest 4,096 sizes are tried in order; this scope starts behind them."""
     (b,) = dims("b", "b >= 5000")
-    jitted = sbp.jit(mlp, MESH, in_types=(TP, "data:S(0)"), out_types="data:S(0)")
-    found = sized(jitted, W, f32(b, 16)).sizes
+    found = sized(
+        sbp.jit(mlp, MESH, in_types=(TP, "data:S(0)"), out_types="data:S(0)"), W, f32(b, 16)
+    ).sizes
     assert found.counterexample is not None and found.holds_at(**found.counterexample) is False
 
 
