@@ -36,8 +36,7 @@ def ops(graph: Graph) -> list[str]:
 def assert_same_values(graph: Graph, fn, args, tolerance: float = 0.0) -> None:
     """Checks that the graph, evaluated as one program, gives the results of the function."""
     found = jax.jit(lambda *args: evaluate(graph, args))(*args)
-    want = jax.tree.leaves(jax.jit(fn)(*args))
-    assert_close(list(found), want, rtol=tolerance, atol=tolerance)
+    assert_close(list(found), jax.tree.leaves(jax.jit(fn)(*args)), rtol=tolerance, atol=tolerance)
 
 
 # ---- joins ---------------------------------------------------------------------------------------
