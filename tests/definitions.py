@@ -150,8 +150,9 @@ def _found(module: Module, nodes: list[ast.AST]) -> set[Definition]:
                 if file := _file(outer):
                     found.add((file, node.attr))
         elif isinstance(node, ast.ImportFrom):
-            places = _imported(node).values()
-            found |= {(file, name) for place, name in places if (file := _file(place))}
+            found |= {
+                (file, name) for place, name in _imported(node).values() if (file := _file(place))
+            }
     return {place for place in found if place is not None}
 
 

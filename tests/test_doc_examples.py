@@ -86,8 +86,9 @@ def test_example_runs(
 
 def test_the_picture_is_what_the_page_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """`SBP_UPDATE_GOLDEN=1` writes it anew. Without a gradient all versions of JAX trace it so."""
-    page = ROOT / "docs" / "first-program.md"
-    (code,) = [code for _, code, _ in examples(page) if "ffn.svg" in code]
+    (code,) = [
+        code for _, code, _ in examples(ROOT / "docs" / "first-program.md") if "ffn.svg" in code
+    ]
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "quickstart.py"
     script.write_text(code, "utf-8")
