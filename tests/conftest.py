@@ -1,5 +1,5 @@
 """What every test process needs before JAX is first imported: eight simulated CPU devices, quick
-compilation, and a cache of compiled programs."""
+compilation, and a cache of compiled programs. A fixture runs the command line."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ("tests.gate", "tests.lock", "tests.case_seconds", "tests.commands")
+pytest_plugins = ("tests.gate", "tests.lock", "tests.case_seconds")
 
 FLAGS = {
     "--xla_force_host_platform_device_count": "8",
@@ -47,6 +47,18 @@ for name, value in {
 def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are named relative to the working folder."""
     monkeypatch.chdir(CACHE.parent)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]):
+    """Runs the command line of sbp, checks its exit status, and returns what it prints."""
+    from sbp.cli import main  # imports JAX, which reads the environment that is set above
+
+    def run(*argv: str, status: int = 0):
+        assert main(argv) == status, capsys.readouterr().err
+        return capsys.readouterr()
+
+    return run
 
 
 class Running:
