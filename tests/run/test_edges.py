@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDevic
 import sbp
 from sbp.run.arrays import Padding
 from sbp.types import NdSbp, Split
-from tests.same import refused
+from tests.same import checked_plan, refused
 
 GRID = np.arange(64, dtype=np.float32).reshape(8, 8) - 20
 
@@ -46,10 +46,11 @@ def test_a_partial_value_times_an_infinity():
 @pytest.mark.parametrize("transform", ["fft", "rfft", "fft2"])
 def test_a_transform_that_is_read_by_columns(shape, transform):
     """XLA for CPU refuses a transform whose result lies column by column."""
-    f = lambda x: sbp.split(jnp.abs(getattr(jnp.fft, transform)(x)), len(shape) - 1, "x")
-    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    np.testing.assert_allclose(
-        sbp.jit(f, sbp.make_mesh((8,), ("x",)))(x), f(x), rtol=1e-4, atol=1e-3
+    checked_plan(
+        lambda x: sbp.split(jnp.abs(getattr(jnp.fft, transform)(x)), len(shape) - 1, "x"),
+        sbp.make_mesh((8,), ("x",)),
+        np.arange(np.prod(shape), dtype=np.float32).reshape(shape),
+        atol=1e-3,
     )
 
 
@@ -117,21 +118,20 @@ def test_partial_in_and_out(mesh):
     np.testing.assert_allclose(g(p), 2 * (GRID @ GRID), rtol=1e-6)
 
 
-@pytest.mark.parametrize("op", ["sum", "prod"])
-def test_partial_keeps_its_dtype(mesh, op):
-    x = np.arange(8, dtype=np.int16)
-    p = sbp.jit(lambda x: x, mesh, out_types=f"y:P({op})")(x)
-    assert p.reduce().dtype == np.int16
-    np.testing.assert_array_equal(p.reduce(), x)
-
-
 @pytest.mark.parametrize(
-    ("op", "dtype"), [("or", np.uint32), ("and", np.int8), ("or", bool), ("max", np.float32)]
+    ("held", "x"),
+    [
+        *((f"y:P({op})", np.arange(8, dtype=np.int16)) for op in ("sum", "prod")),
+        # XLA's CPU collectives have no reduction of bits, and drop NaN.
+        ("x:P(or) y:P(or)", np.array([3, 0, 7, 12], np.uint32)),
+        ("x:P(and) y:P(and)", np.array([3, 0, 7, 12], np.int8)),
+        ("x:P(or) y:P(or)", np.array([True, False, True, True])),
+        ("x:P(max) y:P(max)", np.array([3, 0, 7, np.nan], np.float32)),
+    ],
 )
-def test_partial_reduces_what_xla_cannot_across_devices(mesh, op, dtype):
-    """XLA's CPU collectives have no reduction of bits, and drop NaN."""
-    x = np.array([3, 0, 7, np.nan] if op == "max" else [3, 0, 7, 12], np.float32).astype(dtype)
-    p = sbp.jit(lambda x: x, mesh, out_types=f"x:P({op}) y:P({op})")(x)
+def test_partial_keeps_its_dtype(mesh, held, x):
+    p = sbp.jit(lambda x: x, mesh, out_types=held)(x)
+    assert p.reduce().dtype == x.dtype
     np.testing.assert_array_equal(p.reduce(), x)
 
 
