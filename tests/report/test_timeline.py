@@ -248,25 +248,16 @@ def test_the_seconds_are_those_of_the_plan(h100_plans, name):
 
 
 def test_flops_are_those_counted_by_hand(h100_plans):
-    assert limits(h100_plans["forward"].program).flops == FORWARD
+    """Those that rematerialisation repeats do not count. Utilisation is their share of the peak."""
+    forward, kept, remat = (limits(h100_plans[n].program) for n in ("forward", "train", "remat"))
     # A backward pass has two products for each one of the forward pass.
-    found = limits(h100_plans["train"].program)
     by_phase = {
-        p: sum(w.flops for w in found.works if w.phase == p) for p in ("forward", "backward")
+        p: sum(w.flops for w in kept.works if w.phase == p) for p in ("forward", "backward")
     }
-    assert by_phase == {"forward": FORWARD, "backward": 2 * FORWARD}
-
-
-def test_what_rematerialisation_repeats_does_not_count(h100_plans):
-    kept, remat = (limits(h100_plans[name].program) for name in ("train", "remat"))
+    assert (forward.flops, by_phase) == (FORWARD, {"forward": FORWARD, "backward": 2 * FORWARD})
     assert remat.flops == kept.flops and kept.repeated == 0 and 0 < remat.repeated <= FORWARD
-
-
-def test_utilisation_is_flops_over_peak(h100_plans):
-    program = h100_plans["train"].program
-    assert limits(program).utilisation == pytest.approx(
-        3 * FORWARD / (8 * sbp.HARDWARE["h100"].flops_per_second * program.cost.seconds), rel=1e-6
-    )
+    peak = 8 * sbp.HARDWARE["h100"].flops_per_second * h100_plans["train"].cost.seconds
+    assert kept.utilisation == pytest.approx(3 * FORWARD / peak, rel=1e-6)
 
 
 matmul = lambda x, w: x @ w
