@@ -190,17 +190,3 @@ def function_of(case: Case, axes: Sequence[str]) -> Callable[..., Any]:
         return out, grads
 
     return both
-
-
-def assert_same(got: Any, want: Any, rtol: float = 2e-5) -> None:
-    """Integers and booleans exactly, floats relative to the largest element."""
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        a, b = np.asarray(a), np.asarray(b)
-        assert a.shape == b.shape and a.dtype == b.dtype
-        if np.issubdtype(a.dtype, np.floating):
-            np.testing.assert_allclose(
-                a, b, rtol=rtol, atol=rtol * max(1e-30, float(np.abs(b).max(initial=0.0)))
-            )
-        else:
-            np.testing.assert_array_equal(a, b)
