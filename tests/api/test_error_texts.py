@@ -150,9 +150,8 @@ def test_a_warning_has_the_users_line(act, code):
         act()
     (said,) = [w for w in found if issubclass(w.category, sbp.SbpWarning)]
     lines, first = inspect.getsourcelines(act)
-    last = first + len(lines) - 1
     assert str(said.message).startswith(f"{code}: ")
-    assert (said.filename, said.lineno) == (__file__, last)
+    assert (said.filename, said.lineno) == (__file__, first + len(lines) - 1)
 
 
 # ---- errors of JAX -------------------------------------------------------------------------------
@@ -259,10 +258,9 @@ def test_arrays_of_dtypes_that_jax_lacks(x: Any, says: str):
 
 @pytest.mark.parametrize("wrap", [jax.jit, jax.grad, jax.vmap, jax.checkpoint, lambda f: f])
 def test_a_call_with_too_few_arguments(wrap: Any):
-    f = wrap(lambda x, y: x + y)
     refused(
         r"was called wrongly: .* missing 1 required",
-        sbp.jit(f, EIGHT),
+        sbp.jit(wrap(lambda x, y: x + y), EIGHT),
         np.ones(8, "float32"),
         kind=TypeError,
     )

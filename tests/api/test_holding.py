@@ -262,9 +262,8 @@ def test_helps_keep_an_input_padded():
 def test_placing_arguments(mesh):
     """They are moved once, to where the plan takes them."""
     types = (sbp.padded("x:S(0)"), "x:S(0)", None)
-    f = sbp.jit(lambda w, n, x, b: (x @ w + b) * n, mesh, types, static_argnums=1)
     args = W, 3, jax.device_put(np.ones((2, 13), np.float32), jax.devices()[2]), 2.0
-    plan = f.plan(*args)
+    plan = sbp.jit(lambda w, n, x, b: (x @ w + b) * n, mesh, types, static_argnums=1).plan(*args)
     placed = plan.place(*args)
     assert isinstance(placed[0], sbp.Padded) and placed[1] == 3 and placed[3] == 2.0
     assert placed[2].sharding == plan.in_shardings[1]

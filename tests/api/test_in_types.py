@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P, Sing
 import sbp
 from sbp.api.trees import matches
 from tests.cases import GRID as MESH, case_name
-from tests.same import outcome, refused
+from tests.same import checked_plan, outcome, refused
 
 BLOCK = {"qkv": {"w": (16, 48), "b": (48,)}, "out": {"w": (48, 16), "b": (16,)}}
 SPLIT, OTHER = sbp.parse("model:S(1)"), sbp.parse("data:S(0)")
@@ -206,14 +206,15 @@ def test_errors_are_not_cut_off():
 
 def test_fully_sharded_splits_where_it_fits():
     """Optimiser states hold leaves that are not shaped like parameters."""
-    state = _arrays({"mu": (24, 16), "row": (24,), "odd": (3, 5), "count": (), "none": (0, 8)})
     f = sbp.jit(
         lambda s: jax.tree.map(lambda x: x + 1, s),
         MESH,
         in_types=(sbp.fully_sharded("data", "model"),),
         out_types=sbp.fully_sharded("model"),
     )
-    plan = f.plan(state)
+    plan = f.plan(
+        _arrays({"mu": (24, 16), "row": (24,), "odd": (3, 5), "count": (), "none": (0, 8)})
+    )
     split = sbp.parse("data:S(0) model:S(0)")
     assert plan.in_types[0][0] == {
         "mu": split, "row": split, "odd": sbp.NdSbp(), "count": sbp.NdSbp(), "none": sbp.NdSbp(),
@@ -256,11 +257,14 @@ def test_what_patterns_pin_runs():
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), PARAMS)
     x = rng.normal(size=X.shape).astype(X.dtype)
     types = {"params/**/w": sbp.fully_sharded("model"), "x": "data:S(0)"}
-    f = sbp.jit(jax.grad(loss), sbp.make_mesh((2, 4), ("data", "model")), in_types=types)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-3),
-        f(params, x),
-        jax.grad(loss)(params, x),
+    checked_plan(
+        jax.grad(loss),
+        sbp.make_mesh((2, 4), ("data", "model")),
+        params,
+        x,
+        rtol=2e-4,
+        atol=2e-3,
+        in_types=types,
     )
 
 

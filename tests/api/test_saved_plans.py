@@ -66,12 +66,11 @@ def test_an_abstract_mesh_plans_for_a_mesh_of_devices(mesh, tmp_path):
 @pytest.mark.parametrize("limit", [None, 1e9])
 @pytest.mark.parametrize("budget", [sbp.forbid("permute"), sbp.forbid(None, axis="y")])
 def test_a_plan_under_budgets_is_the_plan_again(budget, limit, tmp_path):
-    mlp = lambda w, v, x: ((jnp.tanh(x @ w) @ v) ** 2).mean()
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((16, 32), (32, 8), (8, 16))]
     mesh = sbp.make_mesh((4, 2), ("x", "y"))
 
     def planned(path=None):
-        grad = jax.grad(mlp, argnums=(0, 1))
+        grad = jax.grad(lambda w, v, x: ((jnp.tanh(x @ w) @ v) ** 2).mean(), argnums=(0, 1))
         return sbp.jit(grad, mesh, budgets=[budget], memory_limit=limit, plan=path).plan(*shapes)
 
     plan = planned()
