@@ -24,11 +24,10 @@ from benchmarks.steps.unseen import UNSEEN
 
 
 def figures(seconds, *unknown, held=None):
-    hertz = CHIPS["v5e"].hertz
     step = StepTime(
         cycles=0,
         compute=seconds,
-        products=seconds / 2 * hertz,
+        products=seconds / 2 * CHIPS["v5e"].hertz,
         exposed=0,
         exposed_by_kind={},
         bytes_per_device=8 * seconds,
