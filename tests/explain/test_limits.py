@@ -167,13 +167,12 @@ def test_pins_without_a_label_are_counted():
 
 
 def test_a_help_for_one_of_several_budgets_says_so():
-    program = lambda x, w: jnp.tanh(x @ w)
     options = {
         "in_types": ("tensor:S(1)", "tensor:S(0)"),
         "boxing": "reduce",
         "budgets": [sbp.forbid("all_reduce"), sbp.forbid("reduce_scatter")],
     }
-    (found,) = diagnosed(program, (SQUARE, SQUARE), options=options)
+    (found,) = diagnosed(lambda x, w: jnp.tanh(x @ w), (SQUARE, SQUARE), options=options)
     assert sum(n.startswith("the budget: ") for n in found.notes) == 2
     assert "sbp looked for a larger size only in the first of these budgets" in found.notes
 
