@@ -114,10 +114,9 @@ def test_fully_sharded_when_memory_is_short():
 def test_a_small_step_takes_less_memory():
     """Prices of memory between the powers of ten have the plan that fits."""
 
-    step = descent(lambda p, x, y: ((jnp.tanh(x @ p["w1"]) @ p["w2"] - y) ** 2).mean())
     limit = 2.2 * 2**20
     f = sbp.jit(
-        step,
+        descent(lambda p, x, y: ((jnp.tanh(x @ p["w1"]) @ p["w2"] - y) ** 2).mean()),
         jax.sharding.AbstractMesh((2, 4), ("data", "model")),
         in_types=({"w1": "model:S(1)", "w2": "model:S(0)"}, "data:S(0)", "data:S(0)"),
         donate_argnums=0,
@@ -141,9 +140,8 @@ def moe_step(p, x, y, dispatch, combine):
 
 def moe_plan(devices, k_times_capacity=4):
     e, g, s, m, h = 16, 16, 32, 2048, 8192
-    c = k_times_capacity * s // e
     p = {"wi": shape(e, m, h), "wo": shape(e, h, m)}
-    masks = shape(g, s, e, c)
+    masks = shape(g, s, e, k_times_capacity * s // e)
     # Tokens arrive and leave split by groups, as the layers around have them.
     types = (None, "d:S(0)", "d:S(0)", None, None)
     args = (p, shape(g, s, m), shape(g, s, m), masks, masks)

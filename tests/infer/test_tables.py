@@ -227,9 +227,8 @@ def typings(typing: Typing, table: RowTable):
     ]
     chosen: Any
     for chosen in itertools.product(*choices):
-        inputs = chosen[: len(graph.inputs)]
         found = chosen[len(graph.inputs) : len(graph.inputs) + len(graph.nodes)]
-        values = dict(zip(graph.inputs, inputs, strict=True))
+        values = dict(zip(graph.inputs, chosen[: len(graph.inputs)], strict=True))
         for node, row in zip(graph.nodes, found, strict=True):
             values.update(zip(node.outputs, row.outs, strict=True))
         yield Typing(

@@ -118,11 +118,10 @@ def test_a_conversion_obeys_the_budgets_of_its_first_reader():
         out, pull = jax.vjp(lambda w: squared(x @ w), w)
         return out, pull(jnp.ones_like(out))[0]
 
-    mesh = sbp.make_mesh((8,), ("d",))
     args = np.random.default_rng(0).normal(size=(2, 16, 16)).astype("float32")
     f = sbp.jit(
         both,
-        mesh,
+        sbp.make_mesh((8,), ("d",)),
         in_types=("d:S(1)", "d:S(0)"),
         budgets=[
             sbp.forbid("all_reduce", where="forward"),
