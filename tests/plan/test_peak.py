@@ -260,11 +260,10 @@ def test_values():
         hop_seconds=1e-9,
     )
     rng = np.random.default_rng(0)
-    weights = [rng.normal(size=(64, 64)).astype(np.float32) / 8 for _ in range(6)]
     made = checked_plan(
         step,
         sbp.make_mesh((8,), ("d",)),
-        weights,
+        [rng.normal(size=(64, 64)).astype(np.float32) / 8 for _ in range(6)],
         rng.normal(size=(TURNS, 512, 64)).astype(np.float32),
         in_types=("d:S(0)", "d:S(1)"),
         out_types="d:S(0)",

@@ -82,8 +82,7 @@ def test_every_line_of_the_text_is_that_of_the_types(programs):
     program = programs["remat"]
     saved = SavedPlan.of(program)
     for number, line in enumerate(saved.lines):
-        edited = [(line.replace(old, new),) for old, new in EDITS if old in line]
-        for lines in [(), *edited]:
+        for lines in [(), *((line.replace(old, new),) for old, new in EDITS if old in line)]:
             text = (*saved.lines[:number], *lines, *saved.lines[number + 1 :])
             refused(
                 r"^saved-plan: .*saved plan",
