@@ -181,10 +181,9 @@ def recurrent(w, xs):
 
 @pytest.fixture(scope="module")
 def scanned_plan():
-    weights = shape(LAYERS, 256, 1024), shape(LAYERS, 1024, 256)
     types = (("data:S(1) model:S(2)", "data:S(2) model:S(1)"), "data:S(0)")
     return sbp.jit(descent(scanned_loss), MESH, in_types=types, out_types=types[0]).plan(
-        weights, shape(64, 256)
+        (shape(LAYERS, 256, 1024), shape(LAYERS, 1024, 256)), shape(64, 256)
     )
 
 

@@ -106,10 +106,9 @@ def report():
         y = h @ params["out"]
         return sbp.annotate(y, "model:P(sum)")
 
-    params = {"w": array(6, 16), "out": array(16, 8)}
     types = ({"w": "model:S(1)", "out": "model:S(0)"}, "data:S(0)")
     made = sbp.jit(step, MESH, in_types=types, out_types="data:S(0) model:P(sum)")
-    return made.plan(params, array(8, 6)).report()
+    return made.plan({"w": array(6, 16), "out": array(16, 8)}, array(8, 6)).report()
 
 
 @pytest.mark.parametrize("name", ["params['w']", "params['out']", "x", "result", "h", "y"])

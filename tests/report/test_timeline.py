@@ -233,9 +233,8 @@ def h100_plans():
         ),
     }
     weights, x = (shape(3, 256, 1024), shape(3, 1024, 256)), shape(512, 256)
-    types = (SPLIT, "data:S(0)")
     return {
-        name: sbp.jit(fn, MESH, in_types=types, hardware="h100").plan(weights, x)
+        name: sbp.jit(fn, MESH, in_types=(SPLIT, "data:S(0)"), hardware="h100").plan(weights, x)
         for name, fn in made.items()
     }
 
