@@ -402,10 +402,9 @@ def conversions(
 def assert_right(found: Conversions, turns: int, laws: int) -> None:
     """All conversions are right, and so many round trips from each type (`laws` in `make laws`);
     the compiled program sends what the steps say."""
-    rng = np.random.default_rng(sum(found.shape))
     count = len(found.sources)
     chosen = sliced(range(count), turns / count, laws=laws / count, seed=sum(found.shape))
-    wrong = list(found.wrong(rng, chosen))
+    wrong = list(found.wrong(np.random.default_rng(sum(found.shape)), chosen))
     assert not wrong, f"{len(wrong)} wrong, the first: {wrong[0]}"
     if found.dtype == HALF:
         return  # CPU's collectives widen it
@@ -458,9 +457,8 @@ def test_exchanges_that_join_lanes_of_a_tpu():
     """Their results have a layout of their own. A gather of such lanes is charged copies of its
     result, and on other platforms none."""
     on_tpu = replace(sbp.HARDWARE["tpu-v5e"], ring_chips=1)
-    found = conversions((2,), LANES, FLOAT, (), hardware=on_tpu)
     assert joins_lanes((16, 65), LANES) and copies_for_lanes((16, 65), LANES)
-    assert_right(found, turns=99, laws=99)
+    assert_right(conversions((2,), LANES, FLOAT, (), hardware=on_tpu), turns=99, laws=99)
     here, there = ((2,), (0,))
     prices = [
         next(s.seconds for s in space.steps_from(here) if s.target == there)

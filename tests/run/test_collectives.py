@@ -255,9 +255,8 @@ def test_a_split_vocabulary_moves_little(fn, scalars, shape):
     """Plan and compiled program move a few values per row and device, a hundredth of what gathering
     the rows would."""
     names = ("x", "y")[: len(shape)]
-    split = lambda x, y: fn(sbp.annotate(x, **{names[-1]: sbp.S(1)}), y)
     plan = checked_plan(
-        split,
+        lambda x, y: fn(sbp.annotate(x, **{names[-1]: sbp.S(1)}), y),
         sbp.make_mesh(shape, names),
         LOGITS,
         LABELS,
@@ -308,7 +307,6 @@ def log_sum_exp(x: Any, ones: Any) -> Any:
 @pytest.mark.parametrize("split", ["x:S(0) y:S(1)", "x:S(0) y:S(0)"])
 def test_pairs_are_exchanged(sizes: tuple[int, ...], split: str):
     """One dim over two mesh axes, and a dim over each; sizes that do not divide."""
-    names = ("x", "y")[: len(sizes)]
     split = " ".join(split.split()[: len(sizes)])
     shape = 13, 9, 3
     x = np.random.default_rng(0).integers(-3, 4, shape).astype(np.float32)
@@ -320,7 +318,7 @@ def test_pairs_are_exchanged(sizes: tuple[int, ...], split: str):
 
     f = sbp.jit(
         fn,
-        sbp.make_mesh(sizes, names),
+        sbp.make_mesh(sizes, ("x", "y")[: len(sizes)]),
         hardware=SENDS_FREELY,
         budgets=[sbp.forbid("all_gather", above=3 * 4 * 2 * 7), sbp.forbid("all_to_all")],
     )
@@ -408,13 +406,12 @@ def test_arranged_reduce_scatters(mesh_shape):
 def test_a_plan_says_what_its_sums_send():
     """A reduce-scatter in two stages, a product and a sum in a wider dtype are several collectives
     in the plan, its text and its report."""
-    mesh = jax.sharding.AbstractMesh((16,), ("d",))
     aval = jax.ShapeDtypeStruct((65536, 1024), jnp.bfloat16)
 
     def plan(out, **options):
         return sbp.jit(
             lambda x, y: x.T @ y,
-            mesh,
+            jax.sharding.AbstractMesh((16,), ("d",)),
             in_types=("d:S(0)", "d:S(0)"),
             out_types=out,
             hardware="tpu-v5e",

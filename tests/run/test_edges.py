@@ -391,8 +391,12 @@ SBP: Any = sbp  # wrong calls are meant here
 
 @pytest.mark.parametrize("t", TYPES)
 def test_an_array_in_and_out(mesh, t):
-    whole = NamedSharding(mesh, PartitionSpec())
-    for x in (W, W.tolist(), jnp.asarray(W), jax.device_put(W, whole)):
+    for x in (
+        W,
+        W.tolist(),
+        jnp.asarray(W),
+        jax.device_put(W, NamedSharding(mesh, PartitionSpec())),
+    ):
         held = sbp.Padded.of(x, t, mesh)
         assert (held.shape, held.ndim, held.size, held.dtype) == ((13, 7), 2, 91, np.float32)
         assert held.type == sbp.parse(t) and repr(held) == f"Padded((13, 7), {t})"
@@ -437,11 +441,10 @@ def test_saved_by_orbax(mesh, tmp_path):
     w = sbp.Padded.of(W, t, mesh)
     state = {"w": w, "moments": [sbp.Padded.of(W * W, t, mesh)]}
     shape = sbp.Padded.of(jax.ShapeDtypeStruct(W.shape, W.dtype), t, mesh)
-    shapes = {"w": shape, "moments": [shape]}
     path = Path(tmp_path) / "state"
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(path, state)
-    for target in (state, shapes):
+    for target in (state, {"w": shape, "moments": [shape]}):
         with ocp.StandardCheckpointer() as checkpointer:
             back = checkpointer.restore(path, target)
         assert jax.tree.structure(back) == jax.tree.structure(state)
@@ -471,11 +474,12 @@ def test_keys(mesh):
 def test_an_array_in_host_memory_stays_there(mesh, shape):
     """Also one that the type asks for there, which is a sharding."""
     there = NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")
-    rows = NamedSharding(mesh, PartitionSpec("x"), memory_kind="pinned_host")
     x = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
     one = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
     arrays = jax.device_put(x, there), jax.device_put(x, one)
-    asked = sbp.Padded.of(x, rows, mesh)
+    asked = sbp.Padded.of(
+        x, NamedSharding(mesh, PartitionSpec("x"), memory_kind="pinned_host"), mesh
+    )
     for held in (asked, *(sbp.Padded.of(a, "x:S(0)", mesh) for a in arrays)):
         assert held.parts.sharding.memory_kind == "pinned_host"
         np.testing.assert_array_equal(held, x)

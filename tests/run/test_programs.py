@@ -69,14 +69,12 @@ def test_all_inputs_split(case: Case, shape: tuple[int, ...]):
 
 def draws(key, x):
     a, b, c = jax.random.split(key, 3)
-    uniform = jax.random.uniform(a, x.shape)
     mask = jax.random.bernoulli(b, 0.9, x.shape)
-    normal = jax.random.normal(c, (*x.shape, 3))
     return (
-        uniform,
+        jax.random.uniform(a, x.shape),
         mask,
         jnp.where(mask, x / 0.9, 0),
-        normal,
+        jax.random.normal(c, (*x.shape, 3)),
         jax.random.bits(a, x.shape, "uint8"),
         jax.random.randint(b, x.shape, 0, 100),
     )

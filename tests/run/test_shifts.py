@@ -37,11 +37,10 @@ def test_one_permute(n: int, length: int):
     """One stage per device, and several; the whole shard goes, or one element of it."""
     mesh = sbp.make_mesh((n,), ("x",))
     x = np.arange(n * length * 2, dtype=np.float32).reshape(n * length, 2)
-    new = -np.ones((1, 2), np.float32)
     for fn, args, types in (
         (lambda x: jnp.roll(x, 1, 0), (x,), ("x:S(0)",)),
         (lambda x: jnp.roll(x, -1, 0), (x,), ("x:S(0)",)),
-        (shifted, (new, x), ("B", "x:S(0)")),
+        (shifted, (-np.ones((1, 2), np.float32), x), ("B", "x:S(0)")),
         (lambda x: jnp.diff(x, axis=0, prepend=x[:1]), (x,), ("x:S(0)",)),
         (lambda x: jax.lax.pad(x, np.float32(0), [(1, -1, 0), (0, 0, 0)]), (x,), ("x:S(0)",)),
     ):
@@ -91,11 +90,10 @@ def pipeline(weights, microbatches):
 def test_the_papers_pipeline():
     """Each tick shifts by one permute, forward and backward, under a budget that allows no other
     move of the buffer in a loop."""
-    step = jax.value_and_grad(pipeline)
     rng = np.random.default_rng(0)
     weights, batches = rng.normal(size=(4, 6, 6)), rng.normal(size=(5, 3, 6))
     plan = checked_plan(
-        step,
+        jax.value_and_grad(pipeline),
         sbp.make_mesh((4,), ("x",)),
         weights.astype(np.float32),
         batches.astype(np.float32),
@@ -223,10 +221,9 @@ BALANCED = replace(SENDS_FREELY, link_bytes_per_second=3e5)
 
 def ring_of(case, dtype=np.float32):
     shape, equation, a, b, types, out, _ = PRODUCTS[case]
-    mesh = sbp.make_mesh(shape, ("x", "y")[: len(shape)])
     fn = sbp.jit(
         lambda x, y: jnp.einsum(equation, x, y),
-        mesh,
+        sbp.make_mesh(shape, ("x", "y")[: len(shape)]),
         in_types=types,
         out_types=out,
         hardware=SENDS_FREELY,
@@ -279,9 +276,8 @@ def test_uneven_shards_go_round(sizes):
 
 
 def test_gradients_go_round():
-    fn = jax.value_and_grad(lambda x, y: jnp.sum(jnp.tanh(x @ y) ** 2), argnums=(0, 1))
     plan = checked_plan(
-        fn,
+        jax.value_and_grad(lambda x, y: jnp.sum(jnp.tanh(x @ y) ** 2), argnums=(0, 1)),
         sbp.make_mesh((4,), ("x",)),
         normal(16, 24),
         normal(24, 8, seed=1),
@@ -322,9 +318,8 @@ def pairs(length: int):
 @pytest.mark.parametrize("case", SCANS)
 def test_scans_of_shards(case: str, sizes):
     types = "x:S(0)" if len(sizes) == 1 else "x:S(0) y:S(1)"
-    fn = SCANS[case]
     plan = checked_plan(
-        fn,
+        SCANS[case],
         sbp.make_mesh(sizes, ("x", "y")[: len(sizes)]),
         *pairs(32),
         rtol=1e-5,
