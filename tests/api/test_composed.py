@@ -33,9 +33,6 @@ def planned(fn, sizes=(4, 2), **options):
     return sbp.jit(fn, sbp.make_mesh(sizes, ("data", "model", "pod")[: len(sizes)]), **options)
 
 
-summed_gradients = lambda f, w: sum(map(jnp.sum, jax.tree.leaves(jax.grad(f)(w, X, Y))))
-
-
 def in_a_scan(f, w):
     def add(total, x):
         return total + jax.lax.cond(x[0, 0] > 0, f, lambda w, x, y: 1.0, w, x, Y), None
@@ -53,7 +50,9 @@ TRANSFORMATIONS = {
     "jvp": lambda f: jax.jvp(lambda w: f(w, X, Y), (W,), (T,)),
     "jit of linearize": lambda f: jax.jit(jax.linearize(lambda w: f(w, X, Y), W)[1])(T),
     "jvp of grad": lambda f: jax.jvp(lambda w: jax.grad(f)(w, X, Y), (W,), (T,)),
-    "grad of grad": lambda f: jax.jit(jax.grad(functools.partial(summed_gradients, f)))(W),
+    "grad of grad": lambda f: jax.jit(
+        jax.grad(lambda w: sum(map(jnp.sum, jax.tree.leaves(jax.grad(f)(w, X, Y)))))
+    )(W),
     "grad of jvp": lambda f: jax.grad(lambda w: jax.jvp(lambda w: f(w, X, Y), (w,), (T,))[1])(W),
     "checkpoint": lambda f: jax.grad(jax.checkpoint(f))(W, X, Y),
     "scan and cond": lambda f: jax.jit(jax.grad(functools.partial(in_a_scan, f)))(W),

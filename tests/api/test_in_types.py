@@ -42,9 +42,6 @@ def _wanted(in_types: Any, *args: Any) -> dict[str, Any]:
     return {leaf.name: leaf.type for leaf in signature.leaves if leaf.type is not None}
 
 
-QKV = {f"params['blocks'][{k}]['qkv']['w']": SPLIT for k in (0, 1)}
-
-
 @pytest.mark.parametrize(
     "in_types",
     [
@@ -59,7 +56,9 @@ QKV = {f"params['blocks'][{k}]['qkv']['w']": SPLIT for k in (0, 1)}
     ids=case_name,
 )
 def test_patterns_name_leaves(in_types):
-    assert _wanted(in_types, PARAMS, X) == QKV
+    assert _wanted(in_types, PARAMS, X) == {
+        f"params['blocks'][{k}]['qkv']['w']": SPLIT for k in (0, 1)
+    }
 
 
 def test_a_pattern_names_subtrees_and_the_first_one_counts():

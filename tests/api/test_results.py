@@ -104,10 +104,9 @@ def test_donated_arguments_without_elements():
 # Plain JAX code on the results of a plan, by the axis types of the mesh.
 
 
-TOKENS = jnp.zeros((4, 2), jnp.int32)
 TYPES = ("data:S(0) model:S(1)", "model:S(1)")
 AMBIGUOUS = {
-    "take": lambda e, w: e[TOKENS],
+    "take": lambda e, w: e[jnp.zeros((4, 2), jnp.int32)],
     "matmul": lambda e, w: e @ w.T,
 }
 OTHERS = {
