@@ -103,9 +103,6 @@ def test_annotations_that_cost_next_to_nothing_are_not_named():
     assert [[warned(size, hw) for size in (64, 1024)] for hw in (slow, fast)] == [[False, True]] * 2
 
 
-SMALL = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-
-
 def replicated(x, w):
     h = sbp.replicate(x @ w, "tensor")
     return (jnp.tanh(h) @ w).sum()
@@ -151,7 +148,7 @@ def test_a_dim_of_vmap_is_no_dim_for_a_pin():
     def batched(x, w):
         return jax.vmap(lambda row: jnp.tanh(sbp.split(row, 1, "tensor")) @ w)(x)
 
-    shapes = jax.ShapeDtypeStruct((8, 64, 64), jnp.float32), SMALL
+    shapes = shape(8, 64, 64), shape(64, 64)
     request = sbp.jit(batched, MESH).trace(*shapes).request
     site = next(s for s in pin_sites(request) if s.source == "annotation")
     assert not accepted(request, site, sbp.S(0))
@@ -166,7 +163,6 @@ def test_a_dim_of_vmap_is_no_dim_for_a_pin():
 
 
 LARGE = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
-BATCH = jax.ShapeDtypeStruct((16, 512, 512), jnp.float32)
 
 
 def notes_of(fn: Callable[[Any], Any], x: jax.ShapeDtypeStruct, pin: str) -> list[sbp.Diagnostic]:
@@ -196,7 +192,7 @@ def test_a_large_matrix_is_noted(fn: Callable[[Any], Any], pin: str):
 @pytest.mark.parametrize(
     ("fn", "x", "pin"),
     [
-        (lambda x: jnp.linalg.cholesky(x), BATCH, "model:S(0)"),
+        (lambda x: jnp.linalg.cholesky(x), shape(16, 512, 512), "model:S(0)"),
         (lambda x: jnp.fft.fft(x), LARGE, "model:S(0)"),
         (lambda x: jnp.linalg.cholesky(x[:8, :8]), LARGE, "model:S(0)"),
         (lambda x: x @ x, LARGE, "model:S(0)"),
