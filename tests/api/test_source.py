@@ -94,16 +94,12 @@ def step(params, state, batch, *, scale):
     return optax.apply_updates(params, updates), state, {"loss": value, "parts": [value, None]}
 
 
-def step_arguments():
+def test_the_file_takes_and_returns_what_the_function_does():
+    f = sbp.jit(step, sbp.make_mesh((8,), ("d",)), in_types=(None, None, "d:S(0)"))
     rng = np.random.default_rng(0)
     params = {"w": jnp.asarray(rng.normal(size=(16, 8)), "float32")}
     batch = {k: jnp.asarray(rng.normal(size=(32, n)), "float32") for k, n in (("x", 16), ("y", 8))}
-    return params, optax.adam(0.1).init(params), batch
-
-
-def test_the_file_takes_and_returns_what_the_function_does():
-    f = sbp.jit(step, sbp.make_mesh((8,), ("d",)), in_types=(None, None, "d:S(0)"))
-    args = step_arguments()
+    args = params, optax.adam(0.1).init(params), batch
     plan = f.plan(*args, scale=jnp.float32(2))
     got, want = (g(*args, scale=jnp.float32(2)) for g in (module(plan)["step"], plan))
     assert jax.tree.structure(got) == jax.tree.structure(want)
