@@ -566,8 +566,6 @@ FLAT = Mesh(np.array(jax.devices()), ("all",))
 CUBE = Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("a", "b", "c"))
 BACK = Mesh(np.array(jax.devices())[::-1].reshape(2, 4), ("x", "y"))
 HALF = Mesh(np.array(jax.devices()[4:]), ("y",))
-LAID = Mesh(np.array(jax.devices()).reshape(4, 2), ("y", "x"))
-TURNED = Mesh(np.array(jax.devices()).reshape(2, 4).T.copy(), ("y", "x"))
 ACROSS = Mesh(np.array(jax.devices()).reshape(2, 4).T, ("p", "q"))
 IDS = np.vectorize(lambda d: d.id)(MESH.devices)
 X = jax.ShapeDtypeStruct((8, 16), jnp.float32)
@@ -613,7 +611,9 @@ SPECS = [
         NamedSharding(CUBE, P(None, ("b", "c"))),
         NamedSharding(ACROSS, P("q", "p")),
         NamedSharding(ACROSS, P(("q", "p"))),
-        NamedSharding(TURNED, P("y", "x")),
+        NamedSharding(
+            Mesh(np.array(jax.devices()).reshape(2, 4).T.copy(), ("y", "x")), P("y", "x")
+        ),
         NamedSharding(BACK, P()),
     ],
     ids=lambda s: f"{dict(s.mesh.shape)}{s.spec}",
@@ -665,7 +665,11 @@ def test_the_report_says_which_dim_is_whole():
     [
         (NamedSharding(MESH, P(("y", "x"))), "bad-placement", "in the order of the mesh"),
         (NamedSharding(BACK, P("x")), "bad-placement", "no type on the mesh"),
-        (NamedSharding(LAID, P("y")), "bad-placement", "no type on the mesh"),
+        (
+            NamedSharding(Mesh(np.array(jax.devices()).reshape(4, 2), ("y", "x")), P("y")),
+            "bad-placement",
+            "no type on the mesh",
+        ),
         (NamedSharding(HALF, P("y")), "bad-placement", "no type on the mesh"),
         (NamedSharding(HALF, P()), "bad-placement", "no type on the mesh"),
         (NamedSharding(FLAT, P(P.UNCONSTRAINED, "all")), "bad-placement", "no type on the mesh"),
