@@ -68,12 +68,6 @@ def experts(params, x):
     return jnp.einsum("egsh,ehm,gse->gsm", h, params["wo"], gates).sum()
 
 
-def classifier(params, x, labels):
-    log_p = jax.nn.log_softmax(x @ params["a"])
-    return -jnp.take_along_axis(log_p, labels[:, None], -1).mean()
-
-
-HEADS = {"q": f32(64, 8, 16), "k": f32(64, 8, 16), "v": f32(64, 8, 16), "o": f32(8, 16, 64)}
 DENSE = {"a": f32(64, 256), "b": f32(256), "c": f32(256, 64)}
 LABELS = jax.ShapeDtypeStruct((64,), "int32")
 PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
@@ -89,7 +83,14 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
         ((f32(4, 64, 256), f32(4, 256, 64)), f32(512, 64)),
         (sbp.fully_sharded("data"), "data:S(0)"),
     ),
-    "attention": (jax.grad(attention), (HEADS, f32(16, 32, 64)), (None, "data:S(0)")),
+    "attention": (
+        jax.grad(attention),
+        (
+            {"q": f32(64, 8, 16), "k": f32(64, 8, 16), "v": f32(64, 8, 16), "o": f32(8, 16, 64)},
+            f32(16, 32, 64),
+        ),
+        (None, "data:S(0)"),
+    ),
     "experts": (
         jax.grad(experts),
         ({"gate": f32(64, 8), "wi": f32(8, 64, 128), "wo": f32(8, 128, 64)}, f32(8, 32, 64)),
@@ -101,7 +102,13 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
         None,
     ),
     "softmax loss": (
-        descent(classifier),
+        descent(
+            lambda params, x, labels: (
+                -jnp.take_along_axis(
+                    jax.nn.log_softmax(x @ params["a"]), labels[:, None], -1
+                ).mean()
+            )
+        ),
         ({"a": f32(32, 1024)}, f32(64, 32), LABELS),
         ("data:S(1)", None, None),
     ),
