@@ -50,10 +50,6 @@ def softmax(x, w):
     return weights @ w, weights @ (w + 1)
 
 
-def picked(x, w, labels):
-    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(x @ w), labels[:, None], -1))
-
-
 def normalized(x, w):
     y = (x @ w).astype(jnp.float32)
     return (y - y.mean(-1, keepdims=True)) @ w.astype(jnp.float32)
@@ -65,7 +61,6 @@ def padded_sum(x, w):
 
 
 LABELS = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
-HALF = [jax.ShapeDtypeStruct(a.shape, jnp.bfloat16) for a in (X, SQUARE)]
 WHOLE = 4  # the whole array on each device
 SMALL = ROWS * 4 / 4 / UNIT  # a number for each row
 
@@ -102,7 +97,11 @@ STORED = {
     # The gradient of picking one logit of each row adds one number to each row of zeros. XLA
     # compares the position with the label inside of the product that reads it.
     "the gradient of a pick": (
-        jax.grad(picked),
+        jax.grad(
+            lambda x, w, labels: (
+                -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(x @ w), labels[:, None], -1))
+            )
+        ),
         (X, f32(COLUMNS, 4 * COLUMNS), LABELS),
         ("d:S(0)", "B", "d:S(0)"),
         4,
@@ -140,7 +139,13 @@ STORED = {
         0.1,
     ),
     # Two operations read the cast to float32; the product is stored in bfloat16.
-    "a product that is cast": (normalized, HALF, ("d:S(0)", "B"), 0, 0.6),
+    "a product that is cast": (
+        normalized,
+        [jax.ShapeDtypeStruct(a.shape, jnp.bfloat16) for a in (X, SQUARE)],
+        ("d:S(0)", "B"),
+        0,
+        0.6,
+    ),
     # The columns before the padding are stored; the operands of the sum are not.
     "a sum that is padded": (padded_sum, (X, SQUARE), ("d:S(0)", "B"), 0.5, 0.5),
 }
