@@ -174,12 +174,6 @@ OPEN = PartitionSpec.UNCONSTRAINED
 HOST = ROWS.with_memory_kind("pinned_host")
 MATRIX = jax.ShapeDtypeStruct((8, 4), jnp.float32)
 constrain = lax.with_sharding_constraint
-offloading = jax.checkpoint_policies.save_and_offload_only_these_names(
-    names_which_can_be_saved=[],
-    names_which_can_be_offloaded=["a"],
-    offload_src="device",
-    offload_dst="pinned_host",
-)
 
 
 def pinned(fn, where):
@@ -259,7 +253,12 @@ def with_memory_kind(x):
 def offloaded(x):
     block = jax.checkpoint(
         lambda x: jnp.sin(checkpoint_name(jnp.sin(x), "a")),
-        policy=offloading,
+        policy=jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=["a"],
+            offload_src="device",
+            offload_dst="pinned_host",
+        ),
     )
     return jax.value_and_grad(lambda x: block(x).sum())(x)
 
@@ -564,7 +563,6 @@ def drawn(key: Any) -> Any:
 
 
 STARTS = np.arange(1, 9, dtype=np.float32)
-KEYS = np.arange(8, dtype=np.uint32)
 
 LOOPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "trips": (jax.vmap(doubled), (STARTS,)),
@@ -575,7 +573,10 @@ LOOPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (np.ones((8, 2, 2), np.float32) * STARTS[:, None, None], 3 * STARTS),
     ),
     "uneven": (lambda x: jax.vmap(doubled)(x[:7]), (STARTS,)),
-    "keys": (lambda seeds: jax.vmap(lambda s: drawn(jax.random.key(s)))(seeds), (KEYS,)),
+    "keys": (
+        lambda seeds: jax.vmap(lambda s: drawn(jax.random.key(s)))(seeds),
+        (np.arange(8, dtype=np.uint32),),
+    ),
     "in a scan": (
         lambda x: lax.scan(lambda c, _: (jax.vmap(doubled)(c)[0] / 3, None), x, length=3)[0],
         (STARTS,),
