@@ -18,7 +18,6 @@ from sbp.errors import CODES
 from tests.house import has_test
 from tests.test_doc_examples import PAGES, ROOT
 
-LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 FILE = re.compile(
     r"[\w./-]*\w\.(?:py|ipynb|md|csv|svg)\b|\b(?:sbp|tests|benchmarks|docs|examples|notebooks)/[\w/-]+(?:\.(?:txt|tsv|json\.xz))?"
 )
@@ -29,7 +28,11 @@ WRITTEN_BY_READERS = {"ffn.py", "quickstart.py"}
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path):
     text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text("utf-8"))
-    assert not [target for target in LINK.findall(text) if not (page.parent / target).exists()]
+    assert not [
+        target
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", text)
+        if not (page.parent / target).exists()
+    ]
 
 
 def anchors(page: Path) -> set[str]:
@@ -80,15 +83,17 @@ def test_unclear_phrases_do_not_come_back():
 # ---- checklist -----------------------------------------------------------------------------------
 
 
-CHECKLIST = ROOT / "docs" / "checklist.md"
-
 ROWS = {"G": 17, "A": 4, "S": 4, "P": 9, "T": 7, "R": 4, "M": 12, "E": 6, "C": 7}
 """Rows of each part: 70."""
 
 
 def rows() -> list[list[str]]:
     """The cells of each row of the tables: id, mechanism, source, tests, weaker."""
-    lines = [line for line in CHECKLIST.read_text("utf-8").splitlines() if line.startswith("| ")]
+    lines = [
+        line
+        for line in (ROOT / "docs" / "checklist.md").read_text("utf-8").splitlines()
+        if line.startswith("| ")
+    ]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [row for row in cells if row[0] != "id"]
 
@@ -182,12 +187,15 @@ def test_every_public_name_is_there(site):
 
 def test_every_page_is_reached_from_the_first(site):
     index = (site / "index.html").read_text("utf-8")
-    pages = [p.relative_to(ROOT / "docs") for p in (ROOT / "docs").glob("*.md")]
+    pages = [
+        p.relative_to(ROOT / "docs")
+        for folder in ("docs", "docs/recipes")
+        for p in (ROOT / folder).glob("*.md")
+    ]
     assert len(pages) > 10
-    recipes = [p.relative_to(ROOT / "docs") for p in (ROOT / "docs" / "recipes").glob("*.md")]
     assert not [
         page
-        for page in (*pages, *recipes)
+        for page in pages
         if str(page) != "index.md" and f'href="{page.with_suffix(".html").as_posix()}"' not in index
     ]
 
