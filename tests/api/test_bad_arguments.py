@@ -586,7 +586,6 @@ def replaced(value: Any, key: Any, part: Any) -> Any:
 
 LONGEST = 4000
 """Characters of an error or a warning."""
-PACKAGE = str(Path(sbp.__file__).parent)
 
 
 def verdict(use: Use, build: Callable[[], Arguments]) -> str:
@@ -599,7 +598,9 @@ def verdict(use: Use, build: Callable[[], Arguments]) -> str:
     if not isinstance(error, sbp.SbpError):
         codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
         # Of sbp or of this module.
-        raising = [c for c in codes if c.co_filename.startswith((PACKAGE, __file__))][-1]
+        raising = [
+            c for c in codes if c.co_filename.startswith((str(Path(sbp.__file__).parent), __file__))
+        ][-1]
         mismatch = isinstance(error, TypeError) or raising.co_name.startswith("users_")
         theirs = raising.co_filename == __file__ and mismatch
         return "" if theirs else "raw: " + "".join(traceback.format_exception(error)[-8:])
