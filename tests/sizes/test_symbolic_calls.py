@@ -14,8 +14,6 @@ from sbp.errors import OptionEdit, SbpError, SourceEdit
 from tests.same import refused
 from tests.sizes.oracle import MESH, TP, W, dims, f32, mlp, sized
 
-EIGHT = AbstractMesh((8,), ("data",))
-
 
 def test_a_type_error_says_at_which_sizes():
     (b,) = dims("8*b")
@@ -179,7 +177,9 @@ def test_the_formula_is_one_on_the_symbols(fn, text, constraints, shapes, holds)
     so the report has a help."""
     made = shapes(*dims(text, *constraints))
     rows = None if fn is joined else "data:S(0)"
-    report = sized(sbp.jit(fn, EIGHT, rows, rows), *(f32(*shape) for shape in made))
+    report = sized(
+        sbp.jit(fn, AbstractMesh((8,), ("data",)), rows, rows), *(f32(*shape) for shape in made)
+    )
     assert report.sizes.holds == holds
     assert holds in next(d for d in report.diagnostics if d.code == "size-condition").helps[0].text
 
@@ -232,14 +232,11 @@ def test_a_copy_of_a_sized_call_is_traced_anew():
 added = lambda x, y: jnp.tanh(x) + y
 
 
-multiplied = lambda x, w: jnp.exp(x) @ w
-
-
 @pytest.mark.parametrize(
     "program,shapes,term",
     [
         (added, lambda b, s, t: ((b, s, 8), (b, t, 8)), "t == s"),
-        (multiplied, lambda b, s, t: ((b, s), (t, 16)), "t == s"),
+        (lambda x, w: jnp.exp(x) @ w, lambda b, s, t: ((b, s), (t, 16)), "t == s"),
         (added, lambda b, s, t: ((b, 2 * s), (t, 2 * s)), "t == b"),
     ],
 )
