@@ -39,9 +39,6 @@ BYTES_ONLY = Hardware(
 )
 """Where a second is a byte: the cheapest sequence of steps is the one that sends least."""
 
-AT_ONCE = 64
-"""Values under way at a time, which bounds the memory of a run."""
-
 COMPILER: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
@@ -99,8 +96,8 @@ class Conversions:
                 (*self.sources, *(t for step in self.steps for t in (step.source, step.target)))
             )
         )
-        self.room = min(len(self.sources), AT_ONCE)
-        """How many values a slot has room for."""
+        self.room = min(len(self.sources), 64)
+        """How many values a slot has room for, which bounds the memory of a run."""
         self.devices = list(itertools.product(*map(range, sizes)))
         """The devices, by their index on each mesh axis."""
         self.program = self._compiled()
@@ -436,14 +433,17 @@ def test_one_axis(n: int, dtype: np.dtype[Any], shape: Shape):
     assert_right(conversions((n,), shape, dtype, admissible(dtype)), turns=99, laws=99)
 
 
-STAGED = replace(BYTES_ONLY, name="staged", whole_scatter_devices=0)
-
-
 @pytest.mark.parametrize("shape", [EVEN, PRIME], ids=str)
 @pytest.mark.parametrize(("sizes", "stages"), [((4,), 2), ((8,), 2), ((2,), 1)], ids=str)
 def test_a_sum_over_the_whole_mesh_in_stages(sizes: Shape, stages: int, shape: Shape):
     """It sends as many bytes as in one stage, in a collective for each stage."""
-    found = conversions(sizes, shape, FLOAT, ("sum",), hardware=STAGED)
+    found = conversions(
+        sizes,
+        shape,
+        FLOAT,
+        ("sum",),
+        hardware=replace(BYTES_ONLY, name="staged", whole_scatter_devices=0),
+    )
     assert_right(found, turns=99, laws=99)
     kinds = [c.kind for c in collectives(found.program.as_text(), math.prod(sizes))]
     scatters = sum(step.kind == "reduce_scatter" for step in found.steps)
@@ -492,11 +492,10 @@ def test_three_axes(dtype: np.dtype[Any], shape: Shape):
 
 # ---- the steps ----------------------------------------------------------------------------------
 
-PRICES = [(1.0, 0.0), (0.0, 1.0), (1.0, 50.0), (1.0, 1000.0)]
-"""Of a byte, and of a collective."""
 
-
-@pytest.mark.parametrize(("per_byte", "per_collective"), PRICES)
+@pytest.mark.parametrize(
+    ("per_byte", "per_collective"), [(1.0, 0.0), (0.0, 1.0), (1.0, 50.0), (1.0, 1000.0)]
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("sizes", [(2,), (4,), (8,), (2, 4), (4, 2), (2, 2, 2)], ids=str)
 def test_paths_are_cheapest(sizes: Shape, shape: Shape, per_byte: float, per_collective: float):
