@@ -217,10 +217,6 @@ def cross_entropy(logits, labels):
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1))
 
 
-def one_hot_entropy(logits, labels):
-    return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits) * jax.nn.one_hot(labels, VOCABULARY), -1))
-
-
 def normalised(x, labels):
     centred = x - jnp.mean(x, -1, keepdims=True)
     return jnp.max(centred * lax.rsqrt(jnp.mean(centred**2, -1, keepdims=True) + 1e-6), -1)
@@ -238,7 +234,16 @@ PROGRAMS = {
         2 * SCALARS,
     ),
     "cross-entropy with one-hot labels": (
-        lambda x, y: jax.tree.map(jnp.max, jax.value_and_grad(one_hot_entropy)(x, y)),
+        lambda x, y: jax.tree.map(
+            jnp.max,
+            jax.value_and_grad(
+                lambda logits, labels: (
+                    -jnp.mean(
+                        jnp.sum(jax.nn.log_softmax(logits) * jax.nn.one_hot(labels, VOCABULARY), -1)
+                    )
+                )
+            )(x, y),
+        ),
         2 * SCALARS,
     ),
     "mean": (lambda x, y: jnp.mean(x, -1), SCALARS),
