@@ -294,11 +294,6 @@ def test_a_lone_index_outside_the_shard_changes_nothing(index):
     )
 
 
-def grouped(x, w):
-    """A convolution in groups, whose gradient is a reshape that names an order of dims."""
-    return (jax.lax.conv_general_dilated(x, w, (1,), "VALID", feature_group_count=2) ** 2).sum()
-
-
 SAME = {
     # Its equation names the dim by an integer of NumPy.
     "vmapped argmax": (
@@ -311,7 +306,13 @@ SAME = {
         (np.arange(8.0).reshape(4, 2),),
     ),
     "gradient in groups": (
-        jax.grad(grouped, argnums=(0, 1)),
+        # Of a convolution: a reshape that names an order of dims.
+        jax.grad(
+            lambda x, w: (
+                jax.lax.conv_general_dilated(x, w, (1,), "VALID", feature_group_count=2) ** 2
+            ).sum(),
+            argnums=(0, 1),
+        ),
         (np.arange(8.0).reshape(1, 4, 2), np.arange(1, 9.0).reshape(4, 2, 1)),
     ),
     "argmax of booleans": (lambda x: jnp.argmax(sbp.split(x > 3, 0, "x")), (np.arange(5),)),
