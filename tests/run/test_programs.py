@@ -31,12 +31,12 @@ def wanted(case: Case):
     return jax.jit(function_of(case, NAMES))(*arguments(case))
 
 
-def shown(x: object) -> str:
-    return x.name if isinstance(x, Case) else "x".join(map(str, x)) if isinstance(x, tuple) else ""
-
-
 @pytest.mark.parametrize(
-    ("case", "shape"), sliced(itertools.product(CASES, MESHES), 1 / 2), ids=shown
+    ("case", "shape"),
+    sliced(itertools.product(CASES, MESHES), 1 / 2),
+    ids=lambda x: (
+        x.name if isinstance(x, Case) else "x".join(map(str, x)) if isinstance(x, tuple) else ""
+    ),
 )
 def test_equals_one_device(case: Case, shape: tuple[int, ...]):
     names = NAMES[: len(shape)]
