@@ -318,7 +318,6 @@ def test_the_tree_gives_every_reader_its_value(count):
 # ---- the text of a plan --------------------------------------------------------------------------
 
 SENT = re.compile(r"\)  (\S+) B(?:  #|$)")
-REGION = re.compile(r"= (scan|while|cond)\(.*\)  (\d+) trips?")
 
 
 def sent(lines):
@@ -329,7 +328,7 @@ def sent(lines):
             break
         if found := SENT.search(line):
             total += float(found[1])
-        if found := REGION.search(line):
+        if found := re.search(r"= (scan|while|cond)\(.*\)  (\d+) trips?", line):
             bodies = [sent(lines) for _ in range(1 if found[1] == "scan" else 2) if next(lines)]
             # One branch of a cond runs; the dearest counts.
             total += (max if found[1] == "cond" else sum)(bodies) * int(found[2])

@@ -138,7 +138,6 @@ def decoded(weights, h):
 
 X, W = shape(64, 256), shape(256, 128)
 SPLIT = {"w_in": "y:S(1)", "w_out": "y:S(0)"}
-EXPERTS = {"w_in": shape(8, 256, 512), "w_out": shape(8, 512, 256)}
 WHOLE = "forward products repeated on all its devices"
 
 
@@ -174,7 +173,7 @@ WHOLE = "forward products repeated on all its devices"
             experts,
             LINE,
             (both("x:S(0)"), "x:S(0)"),
-            (EXPERTS, shape(8, 4096, 256)),
+            ({"w_in": shape(8, 256, 512), "w_out": shape(8, 512, 256)}, shape(8, 4096, 256)),
             {},
             ["expert parallel"],
         ),
