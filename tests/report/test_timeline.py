@@ -356,29 +356,21 @@ def test_the_peak_is_that_of_the_plan(memory_plans, name):
             assert by_class[kind] == pytest.approx(size)
 
 
-def test_arguments_are_counted_by_hand(memory_plans):
+def test_memory_is_counted_by_hand(memory_plans):
     assert all(
         moment.bytes["weights"] == moment.bytes["optimiser"] == STATE / parts
         and moment.bytes["other arguments"] == TOKENS / 2 * D * 4
         for name, parts in (("tensor", 4), ("gathered", 8))
         for moment in LiveBytes(memory_plans[name].program).moments
     )
-
-
-def test_results_without_donation_take_as_much_again(memory_plans):
-    assert "results" not in LiveBytes(memory_plans["tensor"].program).peak.bytes
-    assert LiveBytes(memory_plans["kept"].program).peak.bytes["results"] == 2 * STATE / 4
-
-
-def test_the_backward_pass_has_the_activations_of_all_layers(memory_plans):
+    # Results without donation take as much again.
+    found, kept = (LiveBytes(memory_plans[name].program).peak for name in ("tensor", "kept"))
+    assert "results" not in found.bytes and kept.bytes["results"] == 2 * STATE / 4
     # Rematerialisation keeps what enters each layer; tokens are split over both axes between them.
-    found = LiveBytes(memory_plans["tensor"].program).peak
     assert found.phase == "backward" and found.bytes["activations"] == LAYERS * TOKENS / 8 * D * 4
     # Their gradients are added up in whole stacks, split over both axes.
     assert found.bytes["gradients"] == pytest.approx(STATE / 8)
-
-
-def test_gathered_weights_are_copies(memory_plans):
+    # Gathered weights are copies.
     moments = LiveBytes(memory_plans["gathered"].program).moments
     assert max(m.bytes.get("copies of weights", 0.0) for m in moments) >= D * H / 8 * 4
 
