@@ -400,10 +400,7 @@ def test_lines_have_the_types_that_the_annotations_imply(annotated):
         {"مرحبا": "data:S(0) model:P(sum)"},
         {"漢字": "data:S(0)"},
     ]
-
-
-def test_bytes_stand_at_the_line_that_needs_them(annotated):
-    """Four devices of the axis add float32[4,16], by a ring: 2 * 3/4 of its bytes."""
+    # Four devices of the axis add float32[4,16], by a ring: 2 * 3/4 of its bytes.
     sent = {a.line: a.bytes_per_device for a in annotated_lines(annotated.program)}
     assert sent[5] == 2 * 3 / 4 * 4 * 16 * 4 == annotated.program.cost.bytes_per_device
     assert not any(count for line, count in sent.items() if line != 5)
