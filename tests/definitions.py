@@ -200,10 +200,8 @@ def _file(module: str) -> str | None:
     if module.split(".")[0] != "sbp":
         return None
     path = module.replace(".", "/")
-    for name in (f"{path}.py", f"{path}/__init__.py"):
-        if (ROOT / name).exists():
-            return name
-    return None
+    names = (f"{path}.py", f"{path}/__init__.py")
+    return next((name for name in names if (ROOT / name).exists()), None)
 
 
 def _hash(texts: list[str]) -> bytes:
