@@ -1,9 +1,10 @@
-"""An edit of a pin changes that pin alone: what else it asks stays, and so do other pins. A help
-names a variable only where that is the value.
+"""An edit of a pin changes only that pin. A help names a variable only if the variable has the
+value on that line.
 
-Lines and names in programs whose backward pass runs the user's own code: rules of `custom_vjp`,
-and forward operations that `jax.checkpoint` repeats. Where an annotation that a help adds stands in
-the traced program. The order of helps."""
+Other tests are about programs whose backward pass runs code of the user (rules of `custom_vjp`, and
+forward operations that `jax.checkpoint` repeats), about the place of an annotation that a help
+adds, and about the order of helps.
+"""
 
 import jax
 import jax.numpy as jnp
