@@ -1,5 +1,6 @@
-"""A help is true of all that its edit changes: values of other ranks, other reads in the line,
-other calls of a helper, names that mean something else there."""
+"""A help describes everything that its edit changes: values of other ranks, other reads on the
+line, other calls of a helper, and names that have another meaning there.
+"""
 
 from typing import Any
 
