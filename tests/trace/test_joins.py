@@ -1,7 +1,7 @@
-"""Slices that are put together again are one node, where more than half of each array is read;
-slices of slices are one slice, and gradients of slices that cut alike are added before they are
-padded.
-Graphs of functions, and whether a graph computes what its function computes."""
+"""sbp joins slices into one node if it reads more than half of each array. A slice of a slice is
+one slice. sbp adds the gradients of equal slices before it pads them. The graph of a function
+computes the results of the function.
+"""
 
 from collections.abc import Callable
 from typing import Any
