@@ -1,6 +1,7 @@
-"""The pictures of time and memory show what the plan has: all of its modelled time with each
-collective in its lane, and its peak with each class of bytes. What limits a program adds up to the
-plan's time. FLOPs and bytes are counted by hand."""
+"""The picture of time shows all modelled time of a plan, with each collective in its lane. The
+picture of memory shows the peak by class. The limits of a program add up to the time of its plan.
+The tests count FLOPs and bytes by hand.
+"""
 
 import json
 import re
