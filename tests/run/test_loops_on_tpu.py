@@ -1,5 +1,7 @@
-"""Plans as they run on TPU, on simulated devices: loops and casts in them, lookups in cast tables,
-stacks of loops, layouts of what meets arguments, and what is computed before a loop."""
+"""Plans for TPU run on simulated devices. The tests cover loops and the casts in them, lookups in
+cast tables, stacks of loops, layouts of arrays that meet arguments, and values that a plan computes
+before a loop.
+"""
 
 import dataclasses
 import functools
