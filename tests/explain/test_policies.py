@@ -1,5 +1,7 @@
-"""A plan converts nothing that a policy forbids and has nothing that a budget forbids. A diagnosis
-names the policy to blame; where no plan keeps a budget, it has the line and the nearest budget."""
+"""A plan has no conversion that a policy forbids and no collective that a budget forbids. A
+diagnosis names the policy to blame. If no plan keeps a budget, the error has the line and the
+nearest budget.
+"""
 
 import dataclasses
 import re
