@@ -385,35 +385,6 @@ def masked_mean(bug, h, w, labels, mask):
     return total / lax.psum(mask.sum(), "data")
 
 
-def one_hot_loss(h, w, labels):
-    logits = h @ w
-    hot = jax.nn.one_hot(labels, logits.shape[-1])
-    return jnp.mean(jax.nn.logsumexp(logits, -1) - (hot * logits).sum(-1))
-
-
-@case(
-    {"data": 2, "model": 4},
-    one_hot_loss,
-    lambda: (*floats((8, 6), (6, 16)), integers(0, 16, 8)),
-    "one_hot of global labels",
-    "maximum not shared",
-    "mean over both axes missing data",
-    ins=(P("data"), P(None, "model"), P("data")),
-    outs=P(),
-)
-def one_hot_cross_entropy(bug, h, w, labels):
-    logits = h @ w
-    n = logits.shape[-1]
-    first = lax.axis_index("model") * n
-    hot = jax.nn.one_hot(labels if bug == "one_hot of global labels" else labels - first, n)
-    top = logits.max(-1)
-    top = top if bug == "maximum not shared" else lax.pmax(top, "model")
-    total = lax.psum(jnp.exp(logits - top[:, None]).sum(-1), "model")
-    target = lax.psum((hot * logits).sum(-1), "model")
-    loss = jnp.mean(jnp.log(total) + top - target)
-    return loss if bug == "mean over both axes missing data" else lax.pmean(loss, "data")
-
-
 def balance(x, w):
     probs = jax.nn.softmax(x @ w)
     chosen = jax.nn.one_hot(jnp.argmax(probs, -1), w.shape[1])
