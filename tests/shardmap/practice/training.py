@@ -314,45 +314,6 @@ def vocab_parallel_cross_entropy(bug, h, w, labels):
     return jnp.mean(lse - target)
 
 
-def clip_loss(images, texts, scale):
-    images = images / jnp.linalg.norm(images, axis=-1, keepdims=True)
-    texts = texts / jnp.linalg.norm(texts, axis=-1, keepdims=True)
-    logits = scale * images @ texts.T
-    diagonal = jnp.arange(logits.shape[0])
-    a = -jnp.mean(jax.nn.log_softmax(logits, 1)[diagonal, diagonal])
-    return (a - jnp.mean(jax.nn.log_softmax(logits, 0)[diagonal, diagonal])) / 2
-
-
-@case(
-    {"data": 8},
-    clip_loss,
-    lambda: (*floats((16, 6), (16, 6)), jnp.float32(3.0)),
-    "labels not moved",
-    "psum of means",
-    "not reduced",
-    "texts not gathered",
-    ins=(P("data"), P("data"), P()),
-    outs=P(),
-)
-def contrastive(bug, images, texts, scale):
-    def side(a, b, scale):
-        n = a.shape[0]
-        everyone = b if bug == "texts not gathered" else lax.all_gather(b, "data", tiled=True)
-        logits = scale * a @ everyone.T
-        labels = jnp.arange(n)
-        if bug not in ("labels not moved", "texts not gathered"):
-            labels = labels + lax.axis_index("data") * n
-        logp = jax.nn.log_softmax(logits)
-        return -logp[jnp.arange(n), labels].mean()
-
-    images = images / jnp.linalg.norm(images, axis=-1, keepdims=True)
-    texts = texts / jnp.linalg.norm(texts, axis=-1, keepdims=True)
-    loss = (side(images, texts, scale) + side(texts, images, scale)) / 2
-    if bug == "psum of means":
-        return lax.psum(loss, "data")
-    return loss if bug == "not reduced" else lax.pmean(loss, "data")
-
-
 def masked_loss(h, w, labels, mask):
     nll = -jnp.take_along_axis(jax.nn.log_softmax(h @ w), labels[:, None], 1)[:, 0]
     return (nll * mask).sum() / mask.sum()
