@@ -314,38 +314,6 @@ def vocab_parallel_cross_entropy(bug, h, w, labels):
     return jnp.mean(lse - target)
 
 
-def masked_loss(h, w, labels, mask):
-    nll = -jnp.take_along_axis(jax.nn.log_softmax(h @ w), labels[:, None], 1)[:, 0]
-    return (nll * mask).sum() / mask.sum()
-
-
-def with_mask():
-    mask = (integers(0, 4, 32, seed=5) > 0).astype(jnp.float32)
-    return (*floats((32, 8), (8, 10)), integers(0, 10, 32), mask)
-
-
-@case(
-    {"data": 4},
-    masked_loss,
-    with_mask,
-    "mean of local means",
-    "divided by local count",
-    "count averaged",
-    ins=(P("data"), P(), P("data"), P("data")),
-    outs=P(),
-)
-def masked_mean(bug, h, w, labels, mask):
-    nll = -jnp.take_along_axis(jax.nn.log_softmax(h @ w), labels[:, None], 1)[:, 0]
-    if bug == "mean of local means":
-        return lax.pmean((nll * mask).sum() / mask.sum(), "data")
-    total = lax.psum((nll * mask).sum(), "data")
-    if bug == "divided by local count":
-        return total / mask.sum()
-    if bug == "count averaged":
-        return total / lax.pmean(mask.sum(), "data")
-    return total / lax.psum(mask.sum(), "data")
-
-
 def balance(x, w):
     probs = jax.nn.softmax(x @ w)
     chosen = jax.nn.one_hot(jnp.argmax(probs, -1), w.shape[1])
