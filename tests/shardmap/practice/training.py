@@ -314,36 +314,6 @@ def vocab_parallel_cross_entropy(bug, h, w, labels):
     return jnp.mean(lse - target)
 
 
-def balance(x, w):
-    probs = jax.nn.softmax(x @ w)
-    chosen = jax.nn.one_hot(jnp.argmax(probs, -1), w.shape[1])
-    return w.shape[1] * jnp.sum(chosen.mean(0) * probs.mean(0))
-
-
-@case(
-    {"data": 8},
-    balance,
-    lambda: floats((64, 8), (8, 4)),
-    "product before mean",
-    "psum of means",
-    "one factor local",
-    ins=(P("data"), P()),
-    outs=P(),
-)
-def load_balance_loss(bug, x, w):
-    probs = jax.nn.softmax(x @ w)
-    fraction, mean = jax.nn.one_hot(jnp.argmax(probs, -1), w.shape[1]).mean(0), probs.mean(0)
-    if bug == "product before mean":
-        return w.shape[1] * lax.pmean(jnp.sum(fraction * mean), "data")
-    if bug == "psum of means":
-        fraction, mean = lax.psum(fraction, "data"), lax.psum(mean, "data")
-    elif bug == "one factor local":
-        fraction = lax.pmean(fraction, "data")
-    else:
-        fraction, mean = lax.pmean((fraction, mean), "data")
-    return w.shape[1] * jnp.sum(fraction * mean)
-
-
 # ---- tensor-parallel layers ----------------------------------------------------------------------
 
 
