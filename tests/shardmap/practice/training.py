@@ -264,21 +264,6 @@ def moving_average(bug, shadow, w, x):
     return shadow, new
 
 
-@case(
-    {"data": 8},
-    lambda table, ids, d_out: jnp.zeros_like(table).at[ids].add(d_out),
-    lambda: (*floats((16, 4)), integers(0, 16, 24), *floats((24, 4), seed=2)),
-    "not reduced",
-    "averaged",
-    ins=(P(), P("data"), P("data")),
-    outs=P(),
-)
-def embedding_gradient(bug, table, ids, d_out):
-    _, pull = jax.vjp(lambda t: t[ids], table)
-    (g,) = pull(d_out)
-    return g if bug == "not reduced" else (lax.pmean if bug == "averaged" else lax.psum)(g, "data")
-
-
 # ---- losses -------------------------------------------------------------------------------------
 
 
