@@ -119,36 +119,6 @@ def covariance(bug, x):
     return lax.psum(x.T @ other, "data") / (rows - 1)
 
 
-def power(a, v):
-    for _ in range(3):
-        v = a @ v
-        v = v / jnp.linalg.norm(v)
-    return v, v @ (a @ v)
-
-
-@case(
-    {"row": 8},
-    power,
-    lambda: floats((16, 16), (16,)),
-    "norm of the local rows",
-    "product not reduced",
-    ins=(P("row"), P()),
-    outs=(P(), P()),
-)
-def power_iteration(bug, a, v):
-    def body(_, v):
-        mine = a @ v
-        square = jnp.sum(mine * mine)
-        square = square if bug == "norm of the local rows" else lax.psum(square, "row")
-        return lax.all_gather(mine / jnp.sqrt(square), "row", tiled=True)
-
-    v = lax.fori_loop(0, 3, body, v)
-    n = a.shape[0]
-    mine = lax.dynamic_slice_in_dim(v, lax.axis_index("row") * n, n)
-    value = mine @ (a @ v)
-    return v, value if bug == "product not reduced" else lax.psum(value, "row")
-
-
 @case(
     {"ring": 4},
     lambda a, b: a @ b,
