@@ -288,32 +288,6 @@ def k_means(bug, points, centres):
     return lax.psum(sums, "data") / jnp.maximum(counts, 1.0)[:, None], inertia
 
 
-def pairwise(images, texts, scale, bias):
-    logits = images @ texts.T * scale + bias
-    return -jax.nn.log_sigmoid((2 * jnp.eye(len(logits)) - 1) * logits).sum() / len(logits)
-
-
-@case(
-    {"data": 4},
-    pairwise,
-    lambda: (*floats((12, 5), (12, 5)), jnp.float32(2.0), jnp.float32(-1.0)),
-    "diagonal of the first block",
-    "divided by the rows of a shard",
-    ins=(P("data"), P("data"), P(), P()),
-    outs=P(),
-)
-def sigmoid_pairs(bug, images, texts, scale, bias):
-    rows = images.shape[0]
-    every = lax.all_gather(texts, "data", tiled=True)
-    logits = images @ every.T * scale + bias
-    row, column = jnp.arange(rows), jnp.arange(every.shape[0])
-    row = row if bug == "diagonal of the first block" else row + rows * lax.axis_index("data")
-    signs = jnp.where(row[:, None] == column[None], 1.0, -1.0)
-    total = lax.psum(-jax.nn.log_sigmoid(signs * logits).sum(), "data")
-    count = rows if bug == "divided by the rows of a shard" else every.shape[0]
-    return total / count
-
-
 def distil(h, student, teacher):
     s, t = jax.nn.log_softmax(h @ student), jax.nn.log_softmax(h @ teacher)
     return jnp.mean(jnp.sum(jnp.exp(t) * (t - s), -1))
