@@ -116,34 +116,8 @@ def sigmoid_reference(images, texts):
 
 # ---- experts ------------------------------------------------------------------------------------
 
-N_EXPERTS, ROOM, D = 4, 8, 12
+D = 12
 TOKENS, EXPERTS = draw(32, D, seed=110), draw(4, D, D, seed=112)
-
-
-def sent(x, router):
-    """The slots of this device's tokens, and what it sends to each of the experts, one a device."""
-    gates = jax.nn.softmax(x @ router)
-    best = jnp.argmax(gates, -1)
-    taken = jax.nn.one_hot(best, N_EXPERTS, dtype=jnp.int32)
-    place = (jnp.cumsum(taken, 0) * taken).sum(-1) - 1
-    slots = jax.nn.one_hot(best * ROOM + place, N_EXPERTS * ROOM)
-    return gates.max(-1), slots, (slots.T @ x).reshape(N_EXPERTS, ROOM, D)
-
-
-def switch(x, router, work):
-    gate, slots, inputs = sent(x, router)
-    return gate[:, None] * (slots @ work(inputs).reshape(-1, D))
-
-
-def done_there(inputs, w):
-    return jnp.tanh(lax.all_to_all(inputs, "model", 0, 0) @ w[0])
-
-
-def switch_reference(x, router, w):
-    alone = jax.vmap(
-        lambda x: switch(x, router, lambda inputs: jnp.tanh(jnp.einsum("ecd,edh->ech", inputs, w)))
-    )
-    return alone(x.reshape(N_MODEL, -1, D)).reshape(x.shape)
 
 
 def picked_expert(x, w):
@@ -261,21 +235,6 @@ PAIRS = {
         (draw(16, 24, seed=108) * 0.3, draw(16, 24, seed=109) * 0.3),
         (BOTH, BOTH),
         PS(),
-    ),
-    "switch_not_back": Pair(
-        "differs-on-one-device",
-        ("model",),
-        "",
-        lambda x, router, w: switch(x, router, lambda inputs: done_there(inputs, w)),
-        lambda x, router, w: switch(
-            x, router, lambda inputs: lax.all_to_all(done_there(inputs, w), "model", 0, 0)
-        ),
-        switch_reference,
-        (TOKENS, draw(D, N_EXPERTS, seed=111), EXPERTS),
-        (PS("model"), PS(), PS("model")),
-        PS("model"),
-        repaired=False,
-        severity="note",
     ),
     "experts_not_added": Pair(
         "wrong-placement",
