@@ -28,7 +28,7 @@ PAIRS = pairs((*PAIRED, counts, subtle, *PLACED))
 HELPED = pairs((*PAIRED, *PLACED))
 """Pairs that say whether a help is expected."""
 
-NOTED_TWINS = {"experts_not_added", "picked_there", "sent_and_kept"}
+NOTED_TWINS = {"experts_not_added", "sent_and_kept"}
 """Pairs whose right program gets a note: each device ranks its own tokens or has other experts."""
 
 

@@ -1,5 +1,5 @@
 """Places as they are computed with the functions of libraries: losses of Optax, flat parameters,
-scattered tokens, guarded lookups, caches of several heads."""
+guarded lookups, caches of several heads."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as PS
 
-from tests.shardmap.programs.kinds import N_MODEL, Pair, draw
+from tests.shardmap.programs.kinds import Pair, draw
 from tests.shardmap.programs.wrong.vocabulary import looked_up, own_lookup
 
 # ---- contrast of both sides ---------------------------------------------------------------------
@@ -61,36 +61,6 @@ def merged(q, k, v, lengths):
     share = jnp.exp(own - lax.pmax(own, "model"))
     out = jnp.einsum("bkgt,btkd->bkgd", weights, v) * share
     return lax.psum(out, "model") / lax.psum(weights.sum(-1, keepdims=True) * share, "model")
-
-
-# ---- scattered tokens ---------------------------------------------------------------------------
-
-E, ROOM, D = 8, 4, 8
-
-
-def scattered(exchange, back):
-    """Tokens put into the slots of their experts, and picked out of them again."""
-
-    def body(x, router, w):
-        expert = jnp.argmax(x @ router, -1)
-        chosen = jax.nn.one_hot(expert, E, dtype=jnp.int32)
-        place = ((jnp.cumsum(chosen, 0) - chosen) * chosen).sum(-1)
-        slots = jnp.zeros((E, ROOM, D)).at[expert, place].add(x, mode="drop")
-        done = back(jnp.tanh(jnp.einsum("ecd,edh->ech", exchange(slots), w)))
-        return done.at[expert, place].get(mode="fill", fill_value=0.0)
-
-    return body
-
-
-there = lambda slots: lax.all_to_all(slots, "model", 0, 1, tiled=True)
-
-
-picked_back = scattered(there, lambda done: lax.all_to_all(done, "model", 1, 0, tiled=True))
-
-
-def scattered_reference(x, router, w):
-    alone = scattered(lambda slots: slots, lambda done: done)
-    return jax.vmap(alone, (0, None, None))(x.reshape(N_MODEL, -1, D), router, w).reshape(x.shape)
 
 
 # ---- flat parameters ----------------------------------------------------------------------------
@@ -159,19 +129,6 @@ PAIRS = {
         (Q, K, V, np.asarray([3, 17, 32, 9], np.int32)),
         (PS("data"), PS("data", "model"), PS("data", "model"), PS("data")),
         PS("data"),
-    ),
-    "picked_there": Pair(
-        "differs-on-one-device",
-        ("model",),
-        "",
-        scattered(there, lambda done: done.reshape(E, ROOM, D)),
-        picked_back,
-        scattered_reference,
-        (draw(32, D, seed=145), draw(D, E, seed=146), draw(E, D, D, seed=147)),
-        (PS("model"), PS(), PS("model")),
-        PS("model"),
-        repaired=False,
-        severity="note",
     ),
     "flat_scattered": Pair(
         "local-result",
