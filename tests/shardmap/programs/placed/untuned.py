@@ -116,8 +116,7 @@ def sigmoid_reference(images, texts):
 
 # ---- experts ------------------------------------------------------------------------------------
 
-D = 12
-TOKENS, EXPERTS = draw(32, D, seed=110), draw(4, D, D, seed=112)
+TOKENS, EXPERTS = draw(32, 12, seed=110), draw(4, 12, 12, seed=112)
 
 
 def picked_expert(x, w):
