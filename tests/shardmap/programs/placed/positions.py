@@ -1,5 +1,5 @@
 """Programs in which each device computes its place from its own index: caches split by positions,
-labels of a split batch, tokens sent to experts, rows of a split optimiser.
+tokens sent to experts, rows of a split optimiser.
 
 Each wrong program stands beside its corrected twin, as in the folder `wrong`.
 """
@@ -38,18 +38,6 @@ def decoded(q, k, v, length):
 def decoded_reference(q, k, v, length):
     scores = jnp.where(jnp.arange(k.shape[0])[None, :] < length, q @ k.T, -1e30)
     return jax.nn.softmax(scores, axis=-1) @ v
-
-
-# ---- labels of a split batch --------------------------------------------------------------------
-
-
-def contrast(images, texts):
-    """The mean over one device's images of the loss of picking the text at the same place."""
-    rows = images.shape[0]
-    logits = images @ lax.all_gather(texts, "data", axis=0, tiled=True).T
-    labels = lax.axis_index("data") * rows + jnp.arange(rows)
-    picked = jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), labels[:, None], axis=1)
-    return -picked.mean()
 
 
 # ---- tokens sent to experts ---------------------------------------------------------------------
@@ -148,17 +136,6 @@ PAIRS = {
         CACHE,
         PS(),
         repaired=False,
-    ),
-    "contrast_over_model": Pair(
-        "missing-reduction",
-        ("data",),
-        "picked.mean()",
-        lambda images, texts: lax.pmean(contrast(images, texts), "model"),
-        lambda images, texts: lax.pmean(contrast(images, texts), "data"),
-        lambda images, texts: -jnp.diagonal(jax.nn.log_softmax(images @ texts.T, axis=-1)).mean(),
-        (draw(16, 24, seed=83), draw(16, 24, seed=84)),
-        (PS("data"), PS("data")),
-        PS(),
     ),
     "sent_and_kept": Pair(
         "differs-on-one-device",
