@@ -401,20 +401,6 @@ def moe_loss(x, wg, w_in, w_out, layer=experts):
     return ((x + y) ** 2).mean() + 0.01 * auxiliary.mean()
 
 
-def exchanged_tokens(x, wg, w_in, w_out):
-    combine, _ = routed(x, wg)
-    d = jnp.einsum("sec,sm->ecm", (combine > 0).astype(x.dtype), x)
-    d = lax.all_to_all(d, "model", 0, 1, tiled=True)
-    o = jnp.einsum("ech,ehm->ecm", jax.nn.relu(jnp.einsum("ecm,emh->ech", d, w_in)), w_out)
-    return jnp.einsum("sec,ecm->sm", combine, lax.all_to_all(o, "model", 1, 0, tiled=True))
-
-
-def moe_tokens_reference(x, wg, w_in, w_out):
-    groups = x.reshape(N_MODEL, -1, x.shape[-1])
-    combine, _ = gating(groups, wg)
-    return experts((combine > 0).astype(x.dtype), combine, groups, w_in, w_out).reshape(x.shape)
-
-
 WG = draw(12, E, seed=40)
 
 
@@ -433,12 +419,6 @@ EXPERTS = {
         ),
         jax.value_and_grad(moe_loss, (0, 1, 2, 3)),
         (TOKENS, WG, W_IN, W_OUT),
-    ),
-    "moe_of_tokens": Program(
-        mapped(exchanged_tokens, (PS("model"), PS(), PS("model"), PS("model")), PS("model")),
-        moe_tokens_reference,
-        (draw(64, 12, seed=41), WG, W_IN, W_OUT),
-        notes=("differs-on-one-device",),
     ),
 }
 
