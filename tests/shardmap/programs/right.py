@@ -25,8 +25,6 @@ from tests.shardmap.programs.rings import (
     K,
     Q,
     attention_of_rows,
-    heads_for_tokens,
-    heads_reference,
     pipeline,
     pipeline_reference,
     ring_attention,
@@ -153,11 +151,6 @@ IDIOMS = {
     ),
     "pipeline": Program(
         mapped(pipeline, (PS("model"), PS()), PS()), pipeline_reference, (STAGES, MICRO)
-    ),
-    "heads_for_tokens": Program(
-        mapped(heads_for_tokens, (PS("model"),), PS("model")),
-        heads_reference,
-        (draw(8, 4, 6, seed=70),),
     ),
     "reduce_scatter_by_hand": Program(
         mapped(

@@ -1,5 +1,4 @@
-"""Right programs whose values go from device to device: rings, pipelines, split keys, heads for
-tokens."""
+"""Right programs whose values go from device to device: rings, pipelines, split keys."""
 
 import jax
 import jax.numpy as jnp
@@ -102,15 +101,3 @@ def pipeline_reference(stages, micro):
     for w in stages:
         micro = jnp.tanh(micro @ w)
     return micro
-
-
-def heads_for_tokens(x):
-    """Ulysses: tokens split -> heads split -> tokens split."""
-    heads = heads_reference(lax.all_to_all(x, "model", 1, 0, tiled=True))
-    return lax.all_to_all(heads, "model", 0, 1, tiled=True)
-
-
-def heads_reference(x):
-    x = jax.nn.softmax(jnp.einsum("qhd,khd->hqk", x, x), -1)
-    y = jnp.moveaxis(x.sum(-2, keepdims=True), 0, 1)
-    return jnp.broadcast_to(y, (x.shape[1], *y.shape[1:]))
