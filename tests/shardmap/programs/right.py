@@ -30,7 +30,6 @@ from tests.shardmap.programs.rings import (
     ring_attention,
     ring_product,
     ring_sum,
-    split_keys,
     split_keys_gathered,
 )
 from tests.shardmap.programs.wrong.experts import (
@@ -139,9 +138,6 @@ IDIOMS = {
         (X,),
         vma=(False,),
         notes=("differs-on-one-device",),
-    ),
-    "split_keys": Program(
-        mapped(split_keys, (PS(), SPLIT_ROWS, SPLIT_ROWS), PS()), attention_of_rows, (Q, K, VALUES)
     ),
     "split_keys_gathered": Program(
         mapped(split_keys_gathered, (PS(), SPLIT_ROWS, SPLIT_ROWS), PS()),

@@ -55,17 +55,6 @@ def ring_sum(x):
     return total
 
 
-def split_keys(q, k, v):
-    """Flash decoding: each device attends to its own keys; the partial results are weighted by
-    their share of the whole softmax."""
-    scores = q @ k.T / 4.0
-    own = scores.max(-1, keepdims=True)
-    weights = jnp.exp(scores - own)
-    share = jnp.exp(own - lax.pmax(own, "model"))
-    total = lax.psum(weights.sum(-1, keepdims=True) * share, "model")
-    return lax.psum((weights @ v) * share, "model") / total
-
-
 def split_keys_gathered(q, k, v):
     scores = q @ k.T / 4.0
     own = jax.nn.logsumexp(scores, -1)
