@@ -300,13 +300,6 @@ def merged(logits):
     return top + jnp.log(lax.psum(jnp.exp(lse - top), "model"))
 
 
-def merged_by_maximum(logits):
-    own = logits.max(-1)
-    lse = own + jnp.log(jnp.exp(logits - own[:, None]).sum(-1))
-    top = lax.pmax(own, "model")
-    return top + jnp.log(lax.psum(jnp.exp(lse - top), "model"))
-
-
 attention = lambda q, k, v: jax.nn.softmax(q @ k.T) @ v
 
 
@@ -346,9 +339,6 @@ by_device = lambda x: x.reshape(N_DATA, -1, x.shape[1])
 
 MERGES = {
     "merged": Program(mapped(merged, (BOTH,), BATCH), lambda x: jax.nn.logsumexp(x, -1), (LOGITS,)),
-    "merged_by_maximum": Program(
-        mapped(merged_by_maximum, (BOTH,), BATCH), lambda x: jax.nn.logsumexp(x, -1), (LOGITS,)
-    ),
     "merged_without_shift": Program(
         mapped(
             lambda logits: jnp.log(lax.psum(jnp.exp(jax.nn.logsumexp(logits, -1)), "model")),
