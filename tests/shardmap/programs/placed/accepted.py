@@ -131,12 +131,6 @@ def symmetric(x):
     return x + other.transpose(0, 2, 1).transpose(1, 0, 2).reshape(x.shape)
 
 
-def scattered_by_exchange(u, w):
-    """A reduce-scatter as an exchange and a sum; the rows that a device gets weigh its own rows."""
-    y = u @ w
-    return lax.all_to_all(y, "model", 0, 0, tiled=True).reshape(N_MODEL, -1, y.shape[1]).sum(0)
-
-
 def embeddings_to_samples(tables, ids, dense):
     """DLRM (https://arxiv.org/abs/1906.00091): tables are split, samples are; embeddings go to the
     samples' devices and meet the dense features there."""
@@ -199,11 +193,6 @@ PROGRAMS = {
     ),
     "nested_rows": Program(mapped(nested_rows, (PS(),), PS(("data", "model"))), jnp.exp, (WHOLE,)),
     "symmetric": Program(mapped(symmetric, (ROWS,), ROWS), lambda x: x + x.T, (U,)),
-    "scattered_by_exchange": Program(
-        mapped(scattered_by_exchange, (PS(None, "model"), ROWS), ROWS),
-        lambda u, w: u @ w,
-        (U, draw(16, 16, seed=127)),
-    ),
     "embeddings_to_samples": Program(
         mapped(embeddings_to_samples, (ROWS, PS(None, "model"), ROWS), ROWS),
         lambda tables, ids, dense: jnp.einsum(
