@@ -33,11 +33,6 @@ update = lambda p, g: jax.tree.map(lambda p, g: p - 0.1 * g, p, g)
 step, step_of_tree = valued_step(loss), valued_step(loss_of_tree)
 
 
-def gradient_left(w, x, y):
-    value, g = jax.value_and_grad(loss)(w, x, y)
-    return lax.pmean(value, "data"), w - 0.1 * g
-
-
 def gradients_left(p, x, y):
     value, g = jax.value_and_grad(loss_of_tree)(p, x, y)
     value = lax.pmean(value, "data")
@@ -157,7 +152,6 @@ WHOLE = draw(32, 32, seed=8) * np.float32(0.2)
 
 
 GRADIENTS = {
-    "gradient_left": Faulty(gradient_left, step, (W, X, Y), STEP, PS()),
     "gradients_left": Faulty(gradients_left, step_of_tree, (PARAMS, X, Y), STEP, PS()),
     "value_left": Faulty(value_left, step, (W, X, Y), STEP, PS()),
     "gradients_averaged_again": Faulty(
