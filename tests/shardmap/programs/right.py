@@ -381,11 +381,8 @@ def routed(x, wg):
     return jnp.einsum("se,sc->sec", gates * kept, slot), (chosen.mean(0) * gates.mean(0)).sum()
 
 
-gating = jax.vmap(routed, (0, None))  # of groups [G, S, M]
-
-
 def moe_loss(x, wg, w_in, w_out, layer=experts):
-    combine, auxiliary = gating(x, wg)
+    combine, auxiliary = jax.vmap(routed, (0, None))(x, wg)
     y = layer((combine > 0).astype(x.dtype), combine, x, w_in, w_out)
     return ((x + y) ** 2).mean() + 0.01 * auxiliary.mean()
 
