@@ -18,7 +18,7 @@ from sbp import _jax
 from sbp.signatures import Op, Row, register, registered, rule_for, unregister
 from sbp.signatures.custom import CUSTOM, draw, parse_row
 from sbp.types import B, P, S
-from tests.same import assert_close, refused
+from tests.same import checked_plan, refused
 
 X = (np.random.default_rng(0).integers(-16, 16, (8, 12)) / 4).astype(np.float32)
 W = (np.random.default_rng(1).integers(-16, 16, (12, 8)) / 4).astype(np.float32)
@@ -88,9 +88,8 @@ def kinds(plan):
 def test_a_primitive_of_the_user(mesh):
     step = jax.value_and_grad(lambda x, w: triple(x @ w).sum(), argnums=(0, 1))
     with registered(triple_p, TRIPLE):
-        f = sbp.jit(step, mesh, in_types=("x:S(0) y:S(1)", "y:S(0)"))
-        assert any(n.op == "triple" for n in f.plan(X, W).program.graph.nodes)
-        jax.tree.map(np.testing.assert_array_equal, f(X, W), jax.jit(step)(X, W))
+        plan = checked_plan(step, mesh, X, W, rtol=0, atol=0, in_types=("x:S(0) y:S(1)", "y:S(0)"))
+        assert any(n.op == "triple" for n in plan.program.graph.nodes)
         plan = sbp.jit(
             lambda x, w: triple(x @ w), mesh, in_types=("y:S(1)", "y:S(0)"), out_types="B"
         ).plan(X, W)
@@ -101,23 +100,33 @@ def test_a_primitive_of_the_user(mesh):
 def test_a_pallas_kernel_with_its_gradient(mesh):
     """The kernel is named by its function; the gradient calls it on two other shapes."""
     step = jax.value_and_grad(lambda x, w: jnp.sin(matmul(x, w)).sum(), argnums=(0, 1))
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
     with registered("pallas_call:matmul", MATMUL, local=matmul_local):
-        f = sbp.jit(step, mesh, in_types=("x:S(0)", "y:S(1)"), boxing="reduce")
-        calls = {n.op for n in f.plan(X, W).program.graph.nodes if "call" in n.op}
-        assert calls == {"pallas_call:matmul"}
-        jax.tree.map(close, f(X, W), step(X, W))
+        plan = checked_plan(step, mesh, X, W, in_types=("x:S(0)", "y:S(1)"), boxing="reduce")
+        assert {n.op for n in plan.program.graph.nodes if "call" in n.op} == {"pallas_call:matmul"}
 
 
 def test_a_pallas_kernel_on_uneven_shards_of_two_axes(mesh):
     with registered("pallas_call:matmul", MATMUL, local=matmul_local):
-        f = sbp.jit(
-            lambda x, w: matmul(sbp.split(x, 1, "y"), w), mesh, out_types="B", boxing="reduce"
+        plan = checked_plan(
+            lambda x, w: matmul(sbp.split(x, 1, "y"), w),
+            mesh,
+            X[:, :11],
+            W[:11],
+            rtol=0,
+            atol=0,
+            out_types="B",
+            boxing="reduce",
         )
-        np.testing.assert_array_equal(f(X[:, :11], W[:11]), X[:, :11] @ W[:11])
-        assert kinds(f.plan(X[:, :11], W[:11])) == ["all_reduce"]
-        g = sbp.jit(lambda x, w: matmul(sbp.annotate(x, x=S(0), y=S(0)), w), mesh, out_types="B")
-        np.testing.assert_array_equal(g(X[:7], W), X[:7] @ W)
+        assert kinds(plan) == ["all_reduce"]
+        checked_plan(
+            lambda x, w: matmul(sbp.annotate(x, x=S(0), y=S(0)), w),
+            mesh,
+            X[:7],
+            W,
+            rtol=0,
+            atol=0,
+            out_types="B",
+        )
 
 
 def test_a_kernel_has_the_name_of_its_function():
@@ -139,9 +148,8 @@ def test_a_kernel_has_the_name_of_its_function():
 def test_a_partitioned_function(mesh):
     fn = lambda x: row_sums(sbp.split(x, 1, "y") * 2)
     with registered("custom_partitioning:row_sums", [*ROW_SUMS, "S(1) -> P"], local=row_sums_local):
-        f = sbp.jit(fn, mesh, out_types="B")
-        np.testing.assert_array_equal(f(X[:, :11]), (X[:, :11] * 2).sum(1))
-        assert kinds(f.plan(X[:, :11])) == ["all_reduce"]
+        plan = checked_plan(fn, mesh, X[:, :11], rtol=0, atol=0, out_types="B")
+        assert kinds(plan) == ["all_reduce"]
 
 
 def test_rows_may_depend_on_the_equation(mesh):
@@ -430,10 +438,11 @@ def test_flash_attention_and_its_gradient_split_by_examples_and_heads(mesh):
             loss = lambda *x: jnp.sum(flash_attention(*x, causal=True, sm_scale=0.1) ** 2)
             return jax.grad(loss, (0, 1, 2))(*operands)
 
-    plan = sbp.jit(gradient, mesh, in_types=("x:S(0) y:S(1)",) * 3).plan(q, k, v)
+    plan = checked_plan(
+        gradient, mesh, q, k, v, rtol=1e-4, atol=1e-3, in_types=("x:S(0) y:S(1)",) * 3
+    )
     assert plan.cost.bytes_per_device == 0
     assert {str(t) for t in plan.out_types} == {"x:S(0) y:S(1)"}
-    assert_close(plan(q, k, v), jax.jit(gradient)(q, k, v), rtol=1e-4, atol=1e-3)
 
 
 def doubled(index=lambda i: (i, 0), *, body=None, rows=1, out=None, shape=(8, 12), **options):
@@ -478,9 +487,10 @@ WHOLE = {
 @pytest.mark.parametrize("name", SPLIT)
 def test_a_dim_of_independent_blocks_splits(name, mesh):
     call, x = SPLIT[name], np.stack([WALL, WALL + 1]) if name == "a batch of kernels" else WALL
-    plan = sbp.jit(call, mesh, in_types="y:S(0)" if x.ndim == 2 else "x:S(0) y:S(1)").plan(x)
+    plan = checked_plan(
+        call, mesh, x, rtol=0, atol=0, in_types="y:S(0)" if x.ndim == 2 else "x:S(0) y:S(1)"
+    )
     assert plan.cost.bytes_per_device == 0 and "S" in str(plan.out_types)
-    np.testing.assert_array_equal(plan(x), 2 * x)
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -515,8 +525,7 @@ def test_uneven_rows(mesh):
             kernel, out, grid=(7,), in_specs=[block], out_specs=block, interpret=True
         )(x)
 
-    f = sbp.jit(lambda x: call(sbp.split(x, 0, "y")), mesh)
-    np.testing.assert_allclose(f(WALL[:7]), np.sqrt(WALL[:7]), rtol=1e-6)
+    checked_plan(lambda x: call(sbp.split(x, 0, "y")), mesh, WALL[:7], rtol=1e-6, atol=0)
 
 
 def test_a_registered_signature_comes_first(mesh):
