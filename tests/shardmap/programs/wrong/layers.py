@@ -45,9 +45,6 @@ def layernorm_before(u, v):
     return lax.psum(centred, "model") / jnp.sqrt(scale + 1e-6)
 
 
-over_wrong_axis = lambda u, v: lax.psum(u @ v, "data")
-
-
 def predicate_partial(u, v):
     total = (u @ v).sum()
     return lax.cond(total > 0.0, lambda y: y, lambda y: -y, lax.psum(u @ v, "model"))
@@ -135,7 +132,7 @@ PAIRS = {
         "missing-reduction",
         ("model",),
         "u @ v",
-        over_wrong_axis,
+        lambda u, v: lax.psum(u @ v, "data"),
         product,
         lambda u, v: u @ v,
         (U, V),

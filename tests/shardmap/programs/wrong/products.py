@@ -15,16 +15,7 @@ ROWS, BOTH = PS("data", None), PS("data", "model")
 product = lambda u, v: lax.psum(u @ v, "model")
 
 
-bias_before = lambda u, v, b: lax.psum(u @ v + b, "model")
-
-
-tanh_before = lambda u, v: lax.psum(jnp.tanh(u @ v), "model")
-
-
 left_partial = lambda u, v: u @ v
-
-
-scattered = lambda u, v: lax.psum_scatter(u @ v, "model", scatter_dimension=0, tiled=True)
 
 
 PAIRS = {
@@ -43,7 +34,7 @@ PAIRS = {
         "misplaced-reduction",
         ("model",),
         "u @ v + b",
-        bias_before,
+        lambda u, v, b: lax.psum(u @ v + b, "model"),
         lambda u, v, b: lax.psum(u @ v, "model") + b,
         lambda u, v, b: u @ v + b,
         (U, V, BIAS),
@@ -54,7 +45,7 @@ PAIRS = {
         "misplaced-reduction",
         ("model",),
         "jnp.tanh(u @ v)",
-        tanh_before,
+        lambda u, v: lax.psum(jnp.tanh(u @ v), "model"),
         lambda u, v: jnp.tanh(lax.psum(u @ v, "model")),
         lambda u, v: jnp.tanh(u @ v),
         (U, V),
@@ -99,7 +90,7 @@ PAIRS = {
         ("model",),
         "u @ v",
         left_partial,
-        scattered,
+        lambda u, v: lax.psum_scatter(u @ v, "model", scatter_dimension=0, tiled=True),
         lambda u, v: u @ v,
         (U, V),
         MATMUL,
