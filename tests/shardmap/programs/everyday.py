@@ -57,9 +57,6 @@ def averaged_in_half(w, x, y):
     return w - 0.01 * lax.pmean(g, "data").astype(jnp.float32)
 
 
-rounded = lambda u, v: HALF_TOLERANCE * lax.psum(lax.reduce_precision(u @ v, 8, 10), "model")
-
-
 ROUNDED = (draw(16, 32, seed=1) / 32, draw(32, 24, seed=2) / 4)
 BITS = {
     "summed_in_half": Program(
@@ -75,7 +72,13 @@ BITS = {
         vma=(False,),
     ),
     "rounded": Program(
-        mapped(rounded, MATMUL, BATCH), lambda u, v: HALF_TOLERANCE * (u @ v), ROUNDED
+        mapped(
+            lambda u, v: HALF_TOLERANCE * lax.psum(lax.reduce_precision(u @ v, 8, 10), "model"),
+            MATMUL,
+            BATCH,
+        ),
+        lambda u, v: HALF_TOLERANCE * (u @ v),
+        ROUNDED,
     ),
 }
 

@@ -84,20 +84,13 @@ def flat_step(put):
     return body
 
 
-flat_scattered = flat_step(
-    lambda flat, mine, start: flat.at[start + jnp.arange(mine.shape[0])].set(mine)
-)
-flat_updated = flat_step(lambda flat, mine, start: lax.dynamic_update_slice(flat, mine, (start,)))
-flat_whole = flat_step(lambda flat, mine, start: lax.all_gather(mine, "data", tiled=True))
-
-
 # ---- guarded lookups ----------------------------------------------------------------------------
 
 TABLE, IDS = draw(32, 8, seed=152), np.random.default_rng(153).integers(0, 32, 10).astype(np.int32)
 
 
 OF_PARAMS = (
-    flat_whole,
+    flat_step(lambda flat, mine, start: lax.all_gather(mine, "data", tiled=True)),
     lambda p, x, y: (p["w"] - 0.5 * jax.grad(loss)(p, x, y)["w"]).reshape(p["w"].shape),
     ({"w": draw(32, 24, seed=148), "b": draw(24, seed=149)}, X, draw(16, 24, seed=151)),
     (PS(), PS("data"), PS("data")),
@@ -134,7 +127,7 @@ PAIRS = {
         "local-result",
         ("data",),
         "flat.at",
-        flat_scattered,
+        flat_step(lambda flat, mine, start: flat.at[start + jnp.arange(mine.shape[0])].set(mine)),
         *OF_PARAMS,
         vma=False,
         repaired=False,
@@ -143,7 +136,7 @@ PAIRS = {
         "wrong-placement",
         ("data",),
         "lax.dynamic_update_slice",
-        flat_updated,
+        flat_step(lambda flat, mine, start: lax.dynamic_update_slice(flat, mine, (start,))),
         *OF_PARAMS,
         vma=False,
         repaired=False,

@@ -148,10 +148,6 @@ def flat_steps(written):
     return body
 
 
-flat_gathered = flat_steps(lambda flat, mine, start: lax.all_gather(mine, "data", tiled=True))
-flat_kept = flat_steps(lambda flat, mine, start: lax.dynamic_update_slice(flat, mine, (start,)))
-
-
 def flat_reference(flat, x, y):
     for _ in range(3):
         flat = flat - 0.5 * jax.grad(loss_of_flat)(flat, x, y)
@@ -251,8 +247,8 @@ PAIRS = {
         "wrong-placement",
         ("data",),
         "flat.reshape(32, 24)",
-        flat_kept,
-        flat_gathered,
+        flat_steps(lambda flat, mine, start: lax.dynamic_update_slice(flat, mine, (start,))),
+        flat_steps(lambda flat, mine, start: lax.all_gather(mine, "data", tiled=True)),
         flat_reference,
         (draw(32 * 24, seed=113), draw(16, 32, seed=114), draw(16, 24, seed=115)),
         (PS(), PS("data"), PS("data")),
