@@ -143,14 +143,15 @@ def collective_matmul(bug, a, b):
 # ---- expert parallelism and pipelines ------------------------------------------------------------
 
 
-def routed(x, router, w1, w2):
+def routed(x, router, w1, w2, there=lambda tokens: tokens, back=lambda results: results):
     """Top-1 routing in groups; each token has a place, for the capacity is the size of a group."""
     gates = jax.nn.softmax(x @ router)
     hot = jax.nn.one_hot(jnp.argmax(gates, -1), router.shape[1])
     place = (jnp.cumsum(hot, 1) * hot).sum(-1).astype(int) - 1
     dispatch = hot[..., None] * jax.nn.one_hot(place, x.shape[1])[..., None, :]
-    h = jax.nn.relu(jnp.einsum("egcm,emh->egch", jnp.einsum("gsec,gsm->egcm", dispatch, x), w1))
-    out = jnp.einsum("egch,ehm->egcm", h, w2)
+    tokens = there(jnp.einsum("gsec,gsm->egcm", dispatch, x))
+    h = jax.nn.relu(jnp.einsum("egcm,emh->egch", tokens, w1))
+    out = back(jnp.einsum("egch,ehm->egcm", h, w2))
     return jnp.einsum("gsec,egcm->gsm", dispatch * gates.max(-1)[..., None, None], out)
 
 
@@ -165,24 +166,19 @@ def routed(x, router, w1, w2):
     outs=P("expert"),
 )
 def expert_parallel(bug, x, router, w1, w2):
-    gates = jax.nn.softmax(x @ router)
-    hot = jax.nn.one_hot(jnp.argmax(gates, -1), router.shape[1])
-    place = (jnp.cumsum(hot, 1) * hot).sum(-1).astype(int) - 1
-    dispatch = hot[..., None] * jax.nn.one_hot(place, x.shape[1])[..., None, :]
-    tokens = jnp.einsum("gsec,gsm->egcm", dispatch, x)
-    if bug == "not sent at all":
-        tokens = tokens.reshape(w1.shape[0], -1, *tokens.shape[2:])
-    else:
-        tokens = lax.all_to_all(tokens, "expert", 0, 1, tiled=True)
-    out = jnp.einsum("egch,ehm->egcm", jax.nn.relu(jnp.einsum("egcm,emh->egch", tokens, w1)), w2)
-    if bug in ("not sent back", "not sent at all"):
-        out = out.reshape(router.shape[1], -1, *out.shape[2:])
-    elif bug == "sent back along the wrong dims":
-        out = lax.all_to_all(out, "expert", 1, 1, tiled=True)
-        out = out.reshape(router.shape[1], -1, *out.shape[2:])
-    else:
-        out = lax.all_to_all(out, "expert", 1, 0, tiled=True)
-    return jnp.einsum("gsec,egcm->gsm", dispatch * gates.max(-1)[..., None, None], out)
+    def there(tokens):
+        if bug == "not sent at all":
+            return tokens.reshape(w1.shape[0], -1, *tokens.shape[2:])
+        return lax.all_to_all(tokens, "expert", 0, 1, tiled=True)
+
+    def back(out):
+        if bug is None:
+            return lax.all_to_all(out, "expert", 1, 0, tiled=True)
+        if bug == "sent back along the wrong dims":
+            out = lax.all_to_all(out, "expert", 1, 1, tiled=True)
+        return out.reshape(router.shape[1], -1, *out.shape[2:])
+
+    return routed(x, router, w1, w2, there, back)
 
 
 def dense_experts(x, router, w1, w2):
