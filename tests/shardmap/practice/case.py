@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+
+import sbp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +64,9 @@ def mapped(case: Case, mistake: str | None, mesh: Any) -> Callable[..., Any]:
     return jax.shard_map(region, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=case.check_vma)
 
 
-def devices(axes: dict[str, int]) -> Mesh:
+def devices(axes: dict[str, int]) -> jax.sharding.Mesh:
     """A mesh of simulated devices with axes of type Auto."""
-    count = int(np.prod(list(axes.values())))
-    return Mesh(np.array(jax.devices()[:count]).reshape(tuple(axes.values())), tuple(axes))
+    return sbp.make_mesh(tuple(axes.values()), tuple(axes))
 
 
 def floats(*shapes: tuple[int, ...], seed: int = 0) -> tuple[np.ndarray, ...]:
