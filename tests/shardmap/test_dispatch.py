@@ -46,12 +46,9 @@ def sorted_layer(p, x, capacity):
     return jnp.zeros_like(x).at[order].set(own) * gates.max(-1)[:, None]
 
 
-def trained(reduced, capacity=32):
-    def body(p, x):
-        gradients = jax.grad(lambda p: (layer(p, x, capacity) ** 2).mean())(p)
-        return {**gradients, "router": reduced(gradients["router"])}["router"]
-
-    return body, PS()
+def trained(reduced):
+    gradient = jax.grad(lambda p, x: (layer(p, x, 32) ** 2).mean())
+    return (lambda p, x: reduced(gradient(p, x)["router"])), PS()
 
 
 report_of = lambda body, outs, *args, ins=SPECS: report_over(body, ins, outs, *args, over=MESH)
