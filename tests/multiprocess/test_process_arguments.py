@@ -257,16 +257,12 @@ def test_what_is_refused():
 
 def test_a_padded_array_of_the_host_is_one_global_value():
     """A saved one says its true shape, so it cannot be taken for a part."""
-    saved = pickle.dumps(jax.tree.map(np.asarray, sbp.Padded.of(W, "data:S(0)", _alone())))
+    alone = jax.sharding.Mesh(np.array(jax.local_devices()), ("data",))  # of this process
+    saved = pickle.dumps(jax.tree.map(np.asarray, sbp.Padded.of(W, "data:S(0)", alone)))
     f = sbp.jit(lambda w: w * 2, mesh_of("8"))
     assert_shards(f(pickle.loads(saved)), W * 2)
     with pytest.warns(sbp.SbpWarning, match="input-moved"):
-        assert_shards(f(sbp.Padded.of(W, "data:S(0)", _alone())), W * 2)
-
-
-def _alone():
-    """A mesh of this process's devices."""
-    return jax.sharding.Mesh(np.array(jax.local_devices()), ("data",))
+        assert_shards(f(sbp.Padded.of(W, "data:S(0)", alone)), W * 2)
 
 
 LAST = jax.process_count() - 1
