@@ -30,7 +30,6 @@ from tests.shardmap.programs.rings import (
     ring_attention,
     ring_product,
     ring_sum,
-    split_keys_gathered,
 )
 from tests.shardmap.programs.wrong.experts import (
     COMBINE,
@@ -138,12 +137,6 @@ IDIOMS = {
         (X,),
         vma=(False,),
         notes=("differs-on-one-device",),
-    ),
-    "split_keys_gathered": Program(
-        mapped(split_keys_gathered, (PS(), SPLIT_ROWS, SPLIT_ROWS), PS()),
-        attention_of_rows,
-        (Q, K, VALUES),
-        vma=(False,),
     ),
     "pipeline": Program(
         mapped(pipeline, (PS("model"), PS()), PS()), pipeline_reference, (STAGES, MICRO)

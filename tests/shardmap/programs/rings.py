@@ -1,4 +1,4 @@
-"""Right programs whose values go from device to device: rings, pipelines, split keys."""
+"""Right programs whose values go from device to device: rings and pipelines."""
 
 import jax
 import jax.numpy as jnp
@@ -53,14 +53,6 @@ def ring_sum(x):
         part = lax.ppermute(part, "model", RING)
         total = total + part
     return total
-
-
-def split_keys_gathered(q, k, v):
-    scores = q @ k.T / 4.0
-    own = jax.nn.logsumexp(scores, -1)
-    out = jax.nn.softmax(scores, -1) @ v
-    all_own, all_out = lax.all_gather(own, "model"), lax.all_gather(out, "model")
-    return jnp.einsum("nq,nqd->qd", jax.nn.softmax(all_own, 0), all_out)
 
 
 STAGES, MICRO = draw(N_MODEL, 8, 8, seed=60) * 0.4, draw(6, 4, 8, seed=61)
