@@ -1,4 +1,5 @@
-"""Attention and recurrences over split sequences; values that go from device to device."""
+"""Attention, recurrences and convolutions over split sequences, and programs that send values from
+device to device."""
 
 from dataclasses import dataclass
 from functools import partial

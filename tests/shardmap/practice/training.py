@@ -1,5 +1,5 @@
-"""Gradients, optimisers and statistics under data parallelism; losses over a split batch or a split
-vocabulary; dense layers."""
+"""Gradients of sharded and accumulated batches, averaged weights, a loss over a split vocabulary,
+and dense layers."""
 
 import jax
 import jax.numpy as jnp
