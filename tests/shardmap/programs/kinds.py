@@ -1,5 +1,5 @@
-"""`shard_map` programs with the plain functions that they are meant to be: wrong ones with or
-without a corrected twin, and right ones."""
+"""The kinds of `shard_map` programs: wrong programs with or without a corrected version, and right
+programs. Each has the plain function that it should compute."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -138,8 +138,8 @@ def averaged(x):
 
 
 def valued_step(loss, of_value=lambda value: value, of_gradient=lambda gradient: gradient):
-    """The value of a loss of weights and samples, and a step against its gradient; both as they are
-    or reduced."""
+    """A function that returns the loss, and the weights after a step of gradient descent.
+    `of_value` changes the loss, and `of_gradient` the gradient."""
 
     def step(weights, *samples):
         value, gradients = jax.value_and_grad(loss)(weights, *samples)
@@ -151,7 +151,7 @@ def valued_step(loss, of_value=lambda value: value, of_gradient=lambda gradient:
 
 
 def is_right(fn, args, want, rtol=2e-3, atol=2e-4):
-    """Whether each device has its part of a result."""
+    """Whether each device holds the right part of each result."""
 
     def near(shard, whole):
         part = np.asarray(whole, float)[shard.index]
