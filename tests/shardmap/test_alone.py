@@ -1,5 +1,5 @@
-"""Programs with values that have no reading are compared with a run on one device: right ones
-compute the same, wrong ones do not, and what may differ on purpose is no warning."""
+"""sbp runs a program on one device if it cannot type one of its values. A right program computes
+the same, a wrong program does not, and a difference that may be intended is no warning."""
 
 from functools import partial
 from typing import Any
@@ -57,7 +57,7 @@ axis_size = lambda: lax.axis_size("model")
 
 @pytest.mark.parametrize("name", ["ring_attention", "ring_product", "pipeline"])
 def test_a_right_program_computes_the_same(name):
-    """They have the number of devices from a global, and pairs from another one."""
+    """The programs read the number of devices from one global, and the pairs from another."""
     program = programs(RIGHT)[name]
     run, report = checked(program.make(program.vma[0]), *program.args)
     assert (run.mesh_axis, run.size, run.values) == ("model", N_MODEL, "its arguments")
@@ -111,7 +111,7 @@ def test_an_empty_array_is_compared(empty):
 
 
 def test_a_ragged_product_on_two_mesh_axes():
-    """JAX does not lower one under two `vmap`s."""
+    """JAX cannot lower a ragged product under two `vmap`s."""
 
     def body(x):
         return lax.ragged_dot(x, scales[:, None, None] * jnp.eye(8), jnp.array([1, len(x) - 1]))
@@ -138,7 +138,7 @@ def test_functions_of_low_precision_run_on_wider_floats(body):
 
 
 def test_a_region_under_jit_and_with_shapes():
-    """JAX caches the trace of the inner jit, which shall not be taken on one device."""
+    """JAX caches the trace of the inner jit. The run on one device must not reuse that trace."""
     for steps, wrong in ((1, False), (2, True)):
         body = ring_sums(lambda n, steps=steps: n - steps, axis_size)
         run, _ = run_of(body, SHAPE, around=jax.jit)
@@ -172,7 +172,7 @@ def striped(n):
 
 @pytest.mark.parametrize("around", [lambda f: f, jax.jit])
 def test_a_layout_that_the_program_makes_around_its_region(around):
-    """The number of devices is also in the function around the region."""
+    """The function around the region also uses the number of devices."""
     n, m = N_MODEL, mesh()
     region = jax.shard_map(striped(n), mesh=m, in_specs=ROWS, out_specs=ROWS, check_vma=False)
 
@@ -208,7 +208,7 @@ def by_rank(x):
 
 
 def test_random_numbers_are_no_difference():
-    """Each device draws its own numbers; a sum that is missing shows none the less."""
+    """Each device draws its own numbers. sbp still finds a missing sum."""
 
     def drawn(x):
         key = jax.random.fold_in(jax.random.key(0), lax.axis_index("model"))
