@@ -1,5 +1,5 @@
-"""Everyday programs whose verdict depends on what they compute, not on how they are written: means
-of one row a device, whole values among zeros, gradients by sample, microbatches, short rings."""
+"""The verdict on these everyday programs depends on the values that they compute, not on their
+spelling: means of one row a device, whole values among zeros, gradients by sample, short rings."""
 
 from typing import Any
 
@@ -124,7 +124,8 @@ def test_the_verdict_is_that_of_the_values(name, given):
 
 
 def test_signs_are_no_least_value():
-    """Steps of nearly one sign are not the minimum over devices, and `lax.pmin` is no repair."""
+    """sbp does not take steps of nearly one sign for a minimum over devices, and does not propose
+    `lax.pmin`."""
 
     def body(w, x, y):
         m = jax.grad(squares)(w, x, y)
@@ -165,7 +166,7 @@ def unrolled(x):
 
 @pytest.mark.parametrize("refuses", [False, True])
 def test_a_result_that_differs_between_devices_is_an_error(refuses):
-    """The function runs on one device, or it does not."""
+    """If `refuses`, the function cannot run on one device."""
 
     def body(x):
         assert not (refuses and x.shape[0] > 2), "two rows, please"
@@ -194,7 +195,7 @@ def test_a_finding_does_not_hide_an_axis_that_is_not_checked():
 
 
 def test_a_pipeline_that_runs_on_one_device_only_stage_by_stage():
-    """Its stages have one layer each, and are not a loop over all layers of the device."""
+    """Each stage has one layer, so the program has no loop over the layers of a device."""
 
     def body(layers, x):
         (w,) = layers
