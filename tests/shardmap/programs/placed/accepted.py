@@ -1,4 +1,4 @@
-"""Right programs that use the index of a device or an exchange: nothing in them is a fault."""
+"""Right programs that use the index of a device or an exchange."""
 
 import jax
 import jax.numpy as jnp
@@ -44,8 +44,8 @@ def places(x):
 
 
 def attention_by_heads(q, k, v):
-    """DeepSpeed-Ulysses (https://arxiv.org/abs/2309.14509): sequences to heads and back, and what
-    comes back is weighed by what stayed."""
+    """DeepSpeed-Ulysses (https://arxiv.org/abs/2309.14509): an exchange from sequences to heads and
+    back. The local values weigh the result."""
     at = places(q)
     q, k = turned(q, at), turned(k, at)
     heads_q, heads_k, heads_v = (lax.all_to_all(x, "model", 1, 0, tiled=True) for x in (q, k, v))
@@ -97,7 +97,7 @@ WHOLE, U = draw(16, 12, seed=125), draw(16, 16, seed=126)
 
 
 def own_block_of_sum(x):
-    """A sum of which each device goes on with its own rows."""
+    """Each device takes its own rows of a sum."""
     total, rows = lax.psum(x @ x.T, "model"), WHOLE.shape[0] // N_MODEL
     return jnp.tanh(lax.dynamic_slice_in_dim(total, lax.axis_index("model") * rows, rows, 0))
 
@@ -109,7 +109,7 @@ def into_zeros(x):
 
 
 def rewritten_and_read(w, g):
-    """Each device keeps a copy of the weights in which its own rows are new, and returns these."""
+    """Each device updates its own rows in a copy of the weights, and returns these rows."""
     start = lax.axis_index("model") * g.shape[0]
     mine = lax.dynamic_slice_in_dim(w, start, g.shape[0], 0)
     kept = lax.dynamic_update_slice_in_dim(w, mine - g, start, 0)

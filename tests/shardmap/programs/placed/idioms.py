@@ -1,4 +1,4 @@
-"""Places as they are computed with the functions of libraries: losses of Optax, flat parameters,
+"""Programs that compute positions with functions of libraries: losses of Optax, flat parameters,
 guarded lookups, caches of several heads."""
 
 import jax
@@ -16,7 +16,7 @@ from tests.shardmap.programs.wrong.vocabulary import looked_up, own_lookup
 
 
 def both_losses(scale, images, texts):
-    """The mean of both losses of this device's pairs: there are two, as many as devices on data."""
+    """The mean of the two losses of this device's pairs. `data` has two devices, too."""
     every = [lax.all_gather(x, "data", tiled=True) for x in (images, texts)]
     labels = jnp.arange(images.shape[0]) + lax.axis_index("data") * images.shape[0]
     loss = optax.softmax_cross_entropy_with_integer_labels

@@ -77,7 +77,7 @@ def embedded_rows(table, ids):
 
 
 def smoothed(logits, ids):
-    """Cross-entropy with smoothed labels, of which each device has its part of the vocabulary."""
+    """Cross-entropy with smoothed labels. Each device has a part of the vocabulary."""
     at = lax.axis_index("model") * logits.shape[1] + jnp.arange(logits.shape[1])
     wanted = 0.9 * (ids[:, None] == at[None, :]) + 0.1 / (logits.shape[1] * N_MODEL)
     total = jnp.log(lax.psum(jnp.exp(logits).sum(-1), "model"))
@@ -120,7 +120,7 @@ TOKENS, EXPERTS = draw(32, 12, seed=110), draw(4, 12, 12, seed=112)
 
 
 def picked_expert(x, w):
-    """Each device applies its own expert, of weights that all have."""
+    """Each device applies its own expert. All devices have the weights of all experts."""
     mine = lax.dynamic_index_in_dim(w, lax.axis_index("model"), 0, keepdims=True)
     return jnp.einsum("td,edh->teh", x, mine)
 
@@ -132,7 +132,7 @@ loss_of_flat = lambda flat, x, y: ((x @ flat.reshape(32, 24) - y) ** 2).mean()
 
 
 def flat_steps(written):
-    """Three steps of which each updates this device's piece of the flat parameters."""
+    """Three steps. Each step updates this device's piece of the flat parameters."""
 
     def body(flat, x, y):
         size = flat.shape[0] // lax.axis_size("data")
