@@ -1,6 +1,6 @@
-"""Hand-written regions inside an auto program give the plain program's values and gradients. False
-claims of regions are refused, and what is not checked is said. Entries of `in_types` that were
-probably meant to be others are replaced."""
+"""A hand-written region inside an auto program gives the values and gradients of the plain program.
+sbp refuses false claims of a region, and says which claims it does not check. It replaces an entry
+of `in_types` if another entry was probably intended."""
 
 import textwrap
 from typing import Any
@@ -63,7 +63,8 @@ total = lambda fn: lambda *args: jnp.sum(jnp.sin(fn(*args)))
 
 
 def assert_same(program: Any, plain: Any, mesh: Any, args: Any, numbers: Any) -> None:
-    """Both have the same values and, by the arguments with these numbers, the same gradients."""
+    """Both programs have the same values, and the same gradients by the arguments with these
+    numbers."""
     assert_close(sbp.jit(program, mesh)(*args), plain(*args))
     gradient, want = (jax.grad(total(f), numbers) for f in (program, plain))
     assert_close(sbp.jit(gradient, mesh)(*args), want(*args))
@@ -121,8 +122,8 @@ def test_data_parallel_gradient_of_a_b_operand_is_partial():
 
 
 def test_partial_results_are_reduced_once(mesh: Any):
-    """Two regions that return P: the sum of both is reduced, in one collective, where it is
-    needed."""
+    """Two regions return P. sbp reduces their sum in one collective, at the operation that needs
+    the whole value."""
     g = sbp.manual(
         lambda x, w: x @ w, in_types=("model:S(1)", "model:S(0)"), out_types="model:P(sum)"
     )
@@ -138,7 +139,7 @@ def test_partial_results_are_reduced_once(mesh: Any):
 
 
 def test_partial_operands_come_as_they_are(mesh: Any):
-    """What is P goes into the region without a collective; the region reduces it."""
+    """A P operand enters the region without a collective, and the region reduces it."""
     g = sbp.manual(lambda h: jnp.tanh(lax.psum(h, "model")), in_types="model:P(sum)", out_types="B")
     x, w = arrays((8, 64), (64, 16))
     f = sbp.jit(lambda x, w: g(x @ w), mesh, in_types=("model:S(1)", "model:S(0)"), out_types="B")
@@ -220,8 +221,8 @@ def test_collectives_of_all_kinds():
 
 
 def test_several_meshes_one_traced_function():
-    """JAX's trace caches do not hand the region of one mesh to another: the scan's body is one and
-    the same function."""
+    """The body of the scan is one function. JAX's trace caches do not give its region on one mesh
+    to a program on another mesh."""
     g = sbp.manual(
         lambda x: lax.psum(x.sum(0, keepdims=True), "model") + 0 * x,
         in_types="model:S(0)",
