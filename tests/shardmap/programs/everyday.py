@@ -171,7 +171,7 @@ tree_loss = lambda p, x, y: ((jnp.tanh(x @ p["w"]) + p["b"] - y) ** 2).mean()
 
 
 def optimised(make):
-    """A step of an optimiser that takes means of parameters and gradients, and the same on one
+    """A step of an optimizer that takes means of parameters and gradients, and the same step on one
     device."""
 
     def step(reduce):
@@ -329,7 +329,8 @@ def weighted_by_count(x, mask):
 
 
 def variance_in_two_parts(x):
-    """Chan, Golub and LeVeque's: the squares within the shards, and those of their means."""
+    """The algorithm of Chan, Golub and LeVeque: squares within the shards, and squares of their
+    means."""
     n, mean = x.shape[0], x.mean(0)
     within = ((x - mean) ** 2).sum(0)
     return lax.psum(within + n * (mean - lax.pmean(mean, "data")) ** 2, "data") / (
@@ -389,8 +390,8 @@ MERGES = {
 
 
 def normalised_in_groups(x):
-    """Statistics of each device's own batch (ghost batch norm): groups are a dim of their own, and
-    that is what is split."""
+    """Ghost batch norm: each device has statistics of its own batch. Groups are a separate dim, and
+    the mesh splits this dim."""
     return (x - x.mean(1, keepdims=True)) * lax.rsqrt(x.var(1, keepdims=True) + 1e-5)
 
 
@@ -403,8 +404,8 @@ def in_groups(body):
 
 
 def noise(vma):
-    """What each device found alone is returned side by side, and averaged outside: the squares of
-    the gradients of some samples."""
+    """The region returns one result for each device, and the program averages them outside: the
+    squares of the gradients of some samples."""
 
     def body(w, x, y):
         g = jax.grad(squared)(w, x, y)
@@ -423,7 +424,7 @@ def noise_reference(w, x, y):
 
 
 def handed_on(places):
-    """Every turn hands each value on by one place."""
+    """Every turn of the loop moves each value to the next place of the carry."""
 
     def body(x, w):
         start = tuple(jnp.zeros((x.shape[0], w.shape[1])) for _ in range(places))
