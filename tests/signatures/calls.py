@@ -81,7 +81,7 @@ def _find(name: str, jaxpr: Any, consts: Any, args: Any) -> Iterator[Equation]:
 
 
 def on(eqn: Equation, n: int) -> Op:
-    """The operation of an equation, as it is asked for rows on a mesh axis of n devices."""
+    """The operation of an equation on a mesh axis of n devices."""
     return Op(eqn.op.name, eqn.op.params, eqn.op.ins, eqn.op.outs, n)
 
 

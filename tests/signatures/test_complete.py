@@ -1,9 +1,9 @@
-"""Rules are complete: every row that holds is given by a rule with free conversions, or has a
+"""Rules are complete: a rule with free conversions gives every row that holds, or the row has a
 reason.
 
-The rows that hold for an equation on small shapes are found by trying every assignment of atoms.
-The primitive itself runs on the parts. Parameters that are sizes of a whole operand or result
-become the sizes of its part.
+The test tries every assignment of atoms to find the rows that hold for an equation on small shapes.
+It runs the primitive itself on the parts. A parameter that is a size of a whole operand or result
+becomes the size of its part.
 """
 
 import functools

@@ -1,5 +1,5 @@
-"""Registered signatures: programs with right ones run as on one device; wrong ones are refused with
-a counterexample, and bad input with an error."""
+"""Registered signatures. A program with a right signature runs as on one device. sbp refuses a
+wrong signature with a counterexample, and bad input with an error."""
 
 import re
 from typing import Any

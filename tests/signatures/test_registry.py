@@ -1,6 +1,6 @@
-"""The registry: every primitive that JAX has loaded has a rule or a reason, and a rule has samples
-and traits. The checks fail where they should: for a rule entered twice, one without samples, a row
-that does not hold, a law without proof."""
+"""The registry: every primitive that JAX has loaded has a rule or a reason, and every rule has
+samples and traits. The checks find a rule that was entered twice, a rule without samples, a row
+that does not hold, and a law without a proof."""
 
 import subprocess
 import sys

@@ -1,7 +1,7 @@
 """The traps of partial values, split dims and conversions, by number.
 
-What other systems let through, sbp refuses or computes right: programs run on eight devices and
-equal the plain function on one. `test_wrong_rows.py` has the rows that the traps would need.
+Other systems accept these programs. sbp refuses each program or computes the right result on eight
+devices. `test_wrong_rows.py` has the rows that would lead into the traps.
 """
 
 from collections import Counter

@@ -1,5 +1,5 @@
-"""Rows that are wrong: the oracle refutes them, and no rule has them; and the parts that the oracle
-tries, on which wrong sums, orders and padding show."""
+"""The oracle refutes wrong rows, and no rule has them. The parts that the oracle tries show wrong
+sums, orders and padding."""
 
 import jax.numpy as jnp
 import numpy as np
