@@ -1,4 +1,4 @@
-"""What may explain a difference explains only what depends on it: faults beside ranks, own indices
+"""A reason for a difference excuses only values that depend on it: faults beside ranks, own indices
 and numbers that equal the number of devices; and faults of scale behind loops and exchanges."""
 
 import functools

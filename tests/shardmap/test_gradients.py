@@ -28,7 +28,7 @@ LOSS = {"mean": lambda e: (e**2).mean(), "sum": lambda e: (e**2).sum()}
 
 
 def check_verdict(body, ins, outs, vma, args, reference):
-    """What the checker says of a gradient is what running it shows."""
+    """The checker accepts a gradient if and only if its values on the devices are right."""
     region = jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=vma)
     try:
         report = sbp.check_shard_map(region, *args, mesh=mesh())
@@ -71,8 +71,8 @@ def test_tensor_parallel(axes, after, vma):
 @pytest.mark.parametrize("vma", [True, False])
 @pytest.mark.parametrize("body", ["pmean", "psum_by_size", "psum"])
 def test_the_gradient_of_a_region(body, vma):
-    """Outside of the region JAX sees to the reductions, and the residuals that it passes on keep
-    their types."""
+    """JAX differentiates the region from outside and reduces the gradients. The residuals that it
+    passes to the backward pass keep their types."""
 
     def loss(w1, w2, x):
         y = lax.psum(jax.nn.gelu(x @ w1) @ w2, "model")
@@ -95,7 +95,7 @@ def test_the_gradient_of_a_region(body, vma):
 
 
 def test_a_doubled_loss_is_told_once():
-    """Its gradient is as many times too large, of the same cause."""
+    """The gradient is too large by the same factor, for the same reason."""
     program = PROGRAMS["doubled_loss"]
     report = sbp.check_shard_map(program.program(False), *program.args, mesh=mesh())
     assert [d.code for d in report.diagnostics] == ["doubled-reduction"], report.text()
@@ -158,8 +158,8 @@ OVER_BOTH = {
 
 @pytest.mark.parametrize("name", OVER_BOTH)
 def test_a_mean_of_shards_on_two_mesh_axes(name):
-    """The outer axis is judged as the inner one: a shard of one device on it holds the shards of
-    all of its devices."""
+    """sbp judges the outer axis like the inner axis. A shard of one device on the outer axis holds
+    the shards of all of its devices."""
     body, code = OVER_BOTH[name]
     found = check_over_both_axes(body, PS())
     assert found.code == code and found.title.endswith("on mesh axes `data` and `model`")
@@ -169,7 +169,7 @@ def test_a_mean_of_shards_on_two_mesh_axes(name):
 
 
 def test_a_gather_over_both_axes_is_not_at_fault():
-    """A loss that is averaged over one of them only is the one finding."""
+    """The only finding is the loss, which is averaged over one of the two axes."""
     both = ("data", "model")
 
     def body(w, x, y):

@@ -1,5 +1,5 @@
-"""Lookups by rows, counts of a shard, blocks and positions of a device's own: each class of
-programs in several spellings, with right twins."""
+"""Lookups by rows, counts of a shard, and the blocks and positions of a device. Each class of
+programs has several spellings and right versions."""
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,8 @@ LOOKUPS = {
 
 @pytest.mark.parametrize("name", list(LOOKUPS))
 def test_a_lookup_at_the_rows_of_a_shard_is_split(name):
-    """The reduction of what it finds is checked, and that of its gradient."""
+    """sbp checks the reduction of the rows that the lookup finds, and the reduction of its
+    gradient."""
     look, loss = LOOKUPS[name], lambda lg, y: LOOKUPS[name](lg, y).mean()
     assert verdict(look, PAIR, SPLIT, LOGITS, LABELS) == []
     assert verdict(averaged(loss), PAIR, WHOLE, LOGITS, LABELS) == []
@@ -73,7 +74,7 @@ def test_a_lookup_at_the_rows_of_a_shard_is_split(name):
 
 
 def test_the_same_labels_for_other_rows():
-    """Labels that count from zero on every device, of gathered columns."""
+    """The labels index gathered columns, but count from zero on every device."""
 
     def at(labels):
         def body(x):
@@ -139,7 +140,7 @@ OWN_BLOCKS = {
 
 @pytest.mark.parametrize("name", list(OWN_BLOCKS))
 def test_a_block_of_a_partial_value(name):
-    """Each device has its own part of it; a reduce-scatter adds them up."""
+    """Each device takes its own block. A reduce-scatter would sum the blocks."""
     cut = OWN_BLOCKS[name]
     bodies = (
         lambda x, d: cut(x.T @ d),
