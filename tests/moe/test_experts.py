@@ -1,5 +1,5 @@
-"""The MoE layer: ways of tokens to experts and back, kinds of experts, and what moves between
-devices."""
+"""The MoE layer: how tokens go to experts and back, kinds of experts, and the data that moves
+between devices."""
 
 import re
 from collections import Counter

@@ -1,5 +1,5 @@
-"""Several pairs in one row of a batch, against a row for each; and each process makes its rows of a
-batch, and those of all are the batch of one process."""
+"""Several pairs in one row of a batch train as one pair a row. Each process makes its own rows of a
+batch, and the rows of all processes are the batch of one process."""
 
 import dataclasses
 

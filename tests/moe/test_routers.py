@@ -1,5 +1,5 @@
-"""Routers against loops over tokens, written from their papers' text, and what holds of all of
-them."""
+"""Routers against loops over tokens that follow the text of their papers, and laws that hold for
+all routers."""
 
 import dataclasses
 from typing import Any

@@ -1,5 +1,5 @@
-"""The training step: steps that are not finite, norms of gradients, microbatches; what computes in
-which dtype; optimizers and schedules."""
+"""The training step: gradients that are not finite, norms of gradients, microbatches, the dtype of
+each computation, optimizers and schedules."""
 
 import dataclasses
 import math

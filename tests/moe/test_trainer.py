@@ -1,5 +1,5 @@
-"""The training loop on batches that are no text, and checkpoints that are damaged, in part,
-exchanged, or cannot be written."""
+"""The training loop on batches that are not text, and checkpoints that are damaged, incomplete,
+exchanged, or impossible to write."""
 
 import dataclasses
 import json

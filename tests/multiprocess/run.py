@@ -1,7 +1,7 @@
 """Runs the tests of this folder in several processes of one machine, under `jax.distributed`.
 
 `make test-multiprocess` runs this. Every process runs the same tests in the same order, and the
-eight simulated devices are shared out among them. A test passes where it passes in all processes.
+processes share the eight simulated devices. A test passes if it passes in all processes.
 """
 
 import argparse

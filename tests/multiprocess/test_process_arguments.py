@@ -1,7 +1,7 @@
 """Arguments in several processes: NumPy arrays as in `jax.jit`, parts of each process by
 `plan.place` and `sbp.Padded.of(.., shape=)`, uneven splits included, and arrays that are moved.
-Processes that are about to run different things get one error, all of them, and do not hang.
-In several processes programs have the values of one device, and every process has one plan;
+If the processes are about to run different programs, all of them raise one error and none hangs.
+Programs in several processes compute the values of one device, and every process has the same plan;
 `sbp.Partial`, effects and regions written by hand."""
 
 import pickle

@@ -1,4 +1,5 @@
-"""The runner ends what hangs, says who said what, and counts a test once for all processes."""
+"""The runner stops processes that hang, labels each line with its process, and counts a test once
+for all processes."""
 
 import io
 import sys
