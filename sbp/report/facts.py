@@ -34,6 +34,7 @@ from sbp.trace.graph import (
     Node,
     Operand,
     group_by,
+    nodes_with_runs,
     reached,
     trips_of,
 )
@@ -458,14 +459,6 @@ class InputUses:
             is_numbered = len(numbers) == 2 and len(numbers[1][0]) > 1
             return [] if is_numbered else roots[:1]
         return [(n, r) for n, r in roots if "update" in self.readers[r]][:1] or roots
-
-
-def nodes_with_runs(graph: Graph, runs: int = 1) -> Iterator[tuple[Node, int]]:
-    """The nodes of a graph and of its regions, each with how often it runs per call."""
-    for node in graph.nodes:
-        yield node, runs
-        for region in node.regions:
-            yield from nodes_with_runs(region, runs * trips_of(node))
 
 
 def flops_of(graph: Graph, node: Node) -> float:

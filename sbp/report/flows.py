@@ -21,7 +21,7 @@ from sbp.errors import (
 )
 from sbp.infer.space import to_type
 from sbp.plan.program import PHASES, Phase, Phases, Program, Send, sends
-from sbp.report import facts, wording
+from sbp.report import wording
 from sbp.report.parts import (
     CELL,
     COSTLY,
@@ -38,7 +38,7 @@ from sbp.report.parts import (
 )
 from sbp.source.reader import line_text, shorten, users_span
 from sbp.trace.collectives import SHARD_MAP
-from sbp.trace.graph import CONTROL_FLOW, Dataflow, Node, group_by
+from sbp.trace.graph import CONTROL_FLOW, Dataflow, Node, group_by, nodes_with_runs
 from sbp.trace.scopes import scope_names
 from sbp.types import Atom, Broadcast, NdSbp, Split, Unreduced
 
@@ -141,7 +141,7 @@ class ProgramFlows:
             sends(program), lambda s: None if s.is_returned or not s.node else s.node.id
         )
         copies = defaultdict[Key, dict[Span | None, Counter[str]]](lambda: defaultdict(Counter))
-        for node, runs in facts.nodes_with_runs(program.graph):
+        for node, runs in nodes_with_runs(program.graph):
             named = place_name(node, grouping)
             for send in sent.get(node.id, ()):
                 _stop(stops, named, send.phase).sends.append(send)

@@ -12,7 +12,15 @@ from jax import lax
 
 from sbp import _jax
 from sbp.errors import SbpError
-from sbp.trace.graph import Constant, Graph, Node, Operand, amount, interface_of, trips_of
+from sbp.trace.graph import (
+    Constant,
+    Graph,
+    Node,
+    Operand,
+    amount,
+    interface_of,
+    nodes_with_runs,
+)
 
 SHARD_MAP = "shard_map"
 """The primitive of `jax.shard_map`."""
@@ -123,17 +131,12 @@ class CollectiveRun:
 
 def collective_runs(region: Node) -> Iterator[CollectiveRun]:
     """The collectives of a `shard_map` node, in program order, with those in loops and branches."""
-    yield from _runs(region.params["body"], mesh_sizes(region), 1)
-
-
-def _runs(graph: Graph, sizes: dict[str, int], runs: int) -> Iterator[CollectiveRun]:
-    for node in graph.nodes:
-        for inner in node.regions:
-            yield from _runs(inner, sizes, runs * trips_of(node))
-        if node.op in KINDS:
-            yield CollectiveRun(
-                node, names_of(node), runs, runs * _of_collective(graph, node, sizes)
-            )
+    body, sizes = region.params["body"], mesh_sizes(region)
+    return (
+        CollectiveRun(node, names_of(node), runs, runs * _of_collective(body, node, sizes))
+        for node, runs in nodes_with_runs(body)
+        if node.op in KINDS
+    )
 
 
 def _of_collective(graph: Graph, node: Node, sizes: Mapping[str, int]) -> float:

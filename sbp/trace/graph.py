@@ -645,6 +645,15 @@ def trips_of(node: Node) -> int:
     return WHILE_TRIPS if trips_are_assumed(node) else 1
 
 
+def nodes_with_runs(graph: Graph, runs: int = 1) -> Iterator[tuple[Node, int]]:
+    """The nodes of a graph and of its regions, each with how often it runs when the graph runs
+    once; in a branch, when that branch is taken."""
+    for node in graph.nodes:
+        yield node, runs
+        for region in node.regions:
+            yield from nodes_with_runs(region, runs * trips_of(node))
+
+
 # ---- garbage collector --------------------------------------------------------------------------
 # Python's garbage collector while a program is traced and planned.
 
