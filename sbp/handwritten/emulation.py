@@ -321,8 +321,8 @@ def program_run(graph: Graph, *, every: bool = False) -> Callable[[Sequence[Any]
     def whole(*inputs: Any) -> Any:
         values = dict[int, Any]()
         outs = _record(graph, inputs, 0 if any(regions_of(graph)) else 1, values)
-        return [plain(y) for y in outs], {
-            v: plain(y) for v, y in values.items() if every or v in returned
+        return [_jax.words(y) for y in outs], {
+            v: _jax.words(y) for v, y in values.items() if every or v in returned
         }
 
     compiled: list[Any] = []
@@ -467,11 +467,6 @@ def _wide_jaxpr(jaxpr: Any) -> Any:
     wide = [jax.ShapeDtypeStruct((), _wide_dtype(a.dtype)) for a in avals]
     made = jax.make_jaxpr(lambda *x: _record(graph, x, 0, {}))(*wide)
     return made if opened is not jaxpr else made.jaxpr
-
-
-def plain(y: Any) -> Any:
-    """A value; the data of a key."""
-    return jax.random.key_data(y) if _jax.is_extended(y.dtype) else y
 
 
 def _region(node: Node, args: Sequence[Any], axes: int, found: dict[int, Any]) -> list[Any]:
