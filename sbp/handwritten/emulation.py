@@ -5,7 +5,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -534,7 +534,7 @@ def _cut(x: Any, spec: Any, sizes: dict[str, int]) -> Any:
     by_dim = axes_by_dim(spec, x.ndim, list(sizes))
     places = [a for axes in by_dim for a in (*axes, "")]  # the dims of `blocks`; "" is a shard
     blocks = (
-        [*(sizes[a] for a in axes), length // _count(axes, sizes)]
+        [*(sizes[a] for a in axes), length // math.prod(sizes[a] for a in axes)]
         for length, axes in zip(x.shape, by_dim, strict=True)
     )
     split = [a for a in sizes if a in places]
@@ -572,13 +572,8 @@ def _join(y: Any, spec: Any, sizes: dict[str, int]) -> Any:
             y = y[(slice(None),) * i + (0,)]
     dims = list(enumerate(by_dim, len(left)))
     return y.transpose([i for d, axes in dims for i in (*map(left.index, axes), d)]).reshape(
-        [y.shape[d] * _count(axes, sizes) for d, axes in dims]
+        [y.shape[d] * math.prod(sizes[a] for a in axes) for d, axes in dims]
     )
-
-
-def _count(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
-    """The number of devices along some mesh axes."""
-    return math.prod(sizes[a] for a in axes)
 
 
 # ---- operations for which vmap has no rule ------------------------------------------------------
