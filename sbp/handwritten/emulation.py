@@ -3,7 +3,6 @@ region, and its body runs for all devices of the mesh in one call."""
 
 import contextlib
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -533,13 +532,13 @@ def _cut(x: Any, spec: Any, sizes: dict[str, int]) -> Any:
             return jnp.moveaxis(jax.vmap(cut)(_parts(x, atom.monoid, n)), 0, i)
     by_dim = axes_by_dim(spec, x.ndim, list(sizes))
     places = [a for axes in by_dim for a in (*axes, "")]  # the dims of `blocks`; "" is a shard
-    blocks = (
-        [*(sizes[a] for a in axes), length // math.prod(sizes[a] for a in axes)]
+    blocks = [
+        size
         for length, axes in zip(x.shape, by_dim, strict=True)
-    )
+        for size in (*(sizes[a] for a in axes), length // math.prod(sizes[a] for a in axes))
+    ]
     split = [a for a in sizes if a in places]
-    y = x.reshape([*itertools.chain(*blocks)])
-    y = jnp.moveaxis(y, [places.index(a) for a in split], range(len(split)))
+    y = jnp.moveaxis(x.reshape(blocks), [places.index(a) for a in split], range(len(split)))
     y = jnp.expand_dims(y, [i for i, a in enumerate(sizes) if a not in places])
     return jnp.broadcast_to(y, (*sizes.values(), *y.shape[len(sizes) :]))
 
