@@ -130,6 +130,17 @@ def with_graphs(node: Node, graphs: Sequence[Graph]) -> Node:
     )
 
 
+def with_nodes(graph: Graph, change: Callable[[Node], Node]) -> Graph:
+    """A program in which each operation is changed, and then those in its `inner_graphs`."""
+    return replace(
+        graph,
+        nodes=tuple(
+            with_graphs(change(node), [with_nodes(g, change) for g in inner_graphs(node)])
+            for node in graph.nodes
+        ),
+    )
+
+
 def splits_jointly(region: Node, mesh_axis: str) -> bool:
     """Whether an operand or result of a region has a dim that a mesh axis splits with others."""
     body, names = region.params["body"], list(mesh_sizes(region))
@@ -148,16 +159,9 @@ def with_folded(graph: Graph, mesh_axis: str, size: int) -> Graph:
     """A program with one device on a mesh axis. Each shard of its regions holds the shards that the
     devices of that axis had. If several axes split a dim, these are not next to each other."""
     folded = {"folded": {mesh_axis: size}}
-    nodes = (
-        replace(node, params=node.params | folded) if node.op == SHARD_MAP else node
-        for node in graph.nodes
-    )
-    return replace(
+    return with_nodes(
         graph,
-        nodes=tuple(
-            with_graphs(node, [with_folded(g, mesh_axis, size) for g in inner_graphs(node)])
-            for node in nodes
-        ),
+        lambda node: replace(node, params=node.params | folded) if node.op == SHARD_MAP else node,
     )
 
 

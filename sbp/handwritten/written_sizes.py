@@ -28,7 +28,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from sbp import _jax
 from sbp._jax import of_user
 from sbp.errors import SbpInternalError
-from sbp.handwritten.emulation import inner_graphs, reason_of, with_graphs
+from sbp.handwritten.emulation import reason_of, with_nodes
 from sbp.handwritten.measured import matched
 from sbp.machine.mesh import call_without_mesh
 from sbp.signatures import traits_of
@@ -405,11 +405,12 @@ def renumber(graph: Graph, nodes: Collection[int], n: int) -> Graph:
         x = np.asarray(operand.value)
         return Constant(np.asarray(x / n if x >= 1 else x * n, x.dtype), operand.aval)
 
-    def node(old: Node) -> Node:
-        new = replace(old, inputs=tuple(map(of, old.inputs))) if old.id in nodes else old
-        return with_graphs(new, [renumber(g, nodes, n) for g in inner_graphs(old)])
-
-    return replace(graph, nodes=tuple(map(node, graph.nodes)))
+    return with_nodes(
+        graph,
+        lambda node: (
+            replace(node, inputs=tuple(map(of, node.inputs))) if node.id in nodes else node
+        ),
+    )
 
 
 # ---- the program on one device ------------------------------------------------------------------
