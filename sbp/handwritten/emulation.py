@@ -158,10 +158,13 @@ def splits_jointly(region: Node, mesh_axis: str) -> bool:
 def with_folded(graph: Graph, mesh_axis: str, size: int) -> Graph:
     """A program with one device on a mesh axis. Each shard of its regions holds the shards that the
     devices of that axis had. If several axes split a dim, these are not next to each other."""
-    folded = {"folded": {mesh_axis: size}}
     return with_nodes(
         graph,
-        lambda node: replace(node, params=node.params | folded) if node.op == SHARD_MAP else node,
+        lambda node: (
+            replace(node, params=node.params | {"folded": {mesh_axis: size}})
+            if node.op == SHARD_MAP
+            else node
+        ),
     )
 
 
