@@ -22,11 +22,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from sbp import _jax
-from sbp._jax import of_user
 from sbp.errors import SbpInternalError
 from sbp.handwritten.emulation import reason_of, with_nodes
 from sbp.handwritten.measured import matched
@@ -169,7 +167,7 @@ class _Copier:
                 return value
             case types.FunctionType() | functools.partial() if depth == 0:
                 code = getattr(getattr(value, "func", value), "__code__", None)
-                if code is None or of_user(code):
+                if code is None or _jax.of_user(code):
                     self.found.fixed.add("functions that are called deep inside")
                 return value
             case _ if depth == 0 or hasattr(value, "dtype"):
@@ -271,7 +269,7 @@ class _Copier:
         if id(fn) in self.made:
             return self.made[id(fn)][1]
         cells = tuple(types.CellType() for _ in fn.__closure__ or ())
-        mine, used = of_user(fn.__code__), _names(fn.__code__)
+        mine, used = _jax.of_user(fn.__code__), _names(fn.__code__)
         own = dict(fn.__globals__) if mine else fn.__globals__
         made = types.FunctionType(
             self.code(fn.__code__) if mine else fn.__code__,
@@ -481,7 +479,7 @@ def _chain(
     given, out = list(args), None
     for stage in range(axis.size):
         shards = (
-            x if d is None else lax.slice_in_dim(x, stage, stage + 1, axis=d)
+            x if d is None else jax.lax.slice_in_dim(x, stage, stage + 1, axis=d)
             for x, d in zip(given, dims, strict=True)
         )
         out = bind(*shards, **params)
