@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax._src import (
     ad_checkpoint,
     api_util,
@@ -333,7 +332,7 @@ def with_weak_type(x: Any, weak_type: bool) -> Any:
     aval = jax.typeof(x)
     if bool(getattr(aval, "weak_type", False)) == weak_type or is_extended(aval.dtype):
         return x
-    return lax.convert_element_type_p.bind(
+    return jax.lax.convert_element_type_p.bind(
         x, new_dtype=aval.dtype, weak_type=weak_type, sharding=None
     )
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 
 from sbp import _jax
 from sbp.annotations import annotate_p
@@ -130,7 +129,7 @@ class SourceWriter(Tracing):
         _, turn, *rest = args
 
         def scan(carry: Any, slices: Any) -> Any:
-            return lax.scan(turn, carry, slices, **options)
+            return jax.lax.scan(turn, carry, slices, **options)
 
         scan.__name__ = scan_in_place.__name__
         return jax.jit(scan)(*rest)

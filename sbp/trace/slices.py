@@ -20,9 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-from jax import lax
+from jax import errors, lax
 
 from sbp import _jax
 from sbp.trace.graph import Constant, Dataflow, Graph, Node, Operand, rewriting
@@ -239,7 +238,7 @@ def at_most(a: Any, b: Any) -> bool:
     """Whether a <= b; False where symbolic sizes do not say."""
     try:
         return bool(a <= b)
-    except jax.errors.InconclusiveDimensionOperation:
+    except errors.InconclusiveDimensionOperation:
         return False
 
 
