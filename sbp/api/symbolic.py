@@ -232,17 +232,13 @@ class SizedCall:
                 even = even_boundary(leaf, here.aval.shape, mesh, leaf.name).type
             if even == leaf.type:
                 continue  # it divides; `claims_of` claims that
-
-            def holds(lift: Lift, leaf: Leaf = leaf, even: Any = even) -> bool:
-                return (
-                    even_boundary(leaf, tuple(map(lift, leaf.aval.shape)), mesh, leaf.name).type
-                    == even
-                )
-
             yield Claim(
                 text=f"input {leaf.name} of shape {shape_text(leaf.aval.shape)} is held {even!r}",
                 key=("boundary", leaf.name),
-                holds=holds,
+                holds=lambda lift, leaf=leaf, even=even: (
+                    even_boundary(leaf, tuple(map(lift, leaf.aval.shape)), mesh, leaf.name).type
+                    == even
+                ),
             )
 
 
@@ -347,15 +343,14 @@ def _with_equal(call: SizedCall) -> Iterator[tuple[str, CallSignature]]:
             scope = jax.export.SymbolicScope((*call.scope.constraints, term))
         except ValueError:
             continue
-
-        def size(d: object, scope: jax.export.SymbolicScope = scope) -> object:
-            return jax.export.symbolic_shape(str(d), scope=scope)[0]
-
         yield (
             term,
             replace(
                 signature,
-                leaves=_with_sizes(signature, size),
+                leaves=_with_sizes(
+                    signature,
+                    lambda d, scope=scope: jax.export.symbolic_shape(str(d), scope=scope)[0],
+                ),
                 key=("where", term, signature.key),
             ),
         )
@@ -514,7 +509,6 @@ def _traced_otherwise(call: SizedCall) -> Iterator[Diagnostic]:
     if different is None:
         return
     mine, theirs = (node.op if node is not None else "nothing" for node in different)
-    spans = (node.span for node in different if node is not None)
     yield Diagnostic(
         code="sizes-unproved",
         severity="warning",
@@ -522,7 +516,9 @@ def _traced_otherwise(call: SizedCall) -> Iterator[Diagnostic]:
             "JAX traces a different program for symbolic sizes than for numbers; what this report"
             " says about all sizes holds for the symbolic program"
         ),
-        labels=labels_at(spans, f"{mine} with symbolic sizes")[:1],
+        labels=labels_at(
+            (node.span for node in different if node is not None), f"{mine} with symbolic sizes"
+        )[:1],
         notes=(
             (
                 f"the first difference: {mine} with symbolic sizes, {theirs} with"
