@@ -92,7 +92,11 @@ def _with_one_predicate(eqn: Any) -> Callable[..., list[Any]]:
         def step(carry: list[Any]) -> list[Any]:
             goes_on = predicate(carry)
             stepped = _jax.eval_jaxpr(body, (*operands[of_cond:consts], *carry))
-            return [_select(goes_on, new, old) for new, old in zip(stepped, carry, strict=True)]
+            # The elements of the batch are the first dims.
+            return [
+                lax.select(lax.broadcast_in_dim(goes_on, new.shape, range(goes_on.ndim)), new, old)
+                for new, old in zip(stepped, carry, strict=True)
+            ]
 
         def any_goes_on(carry: list[Any]) -> jax.Array:
             goes_on = predicate(carry)
@@ -101,11 +105,6 @@ def _with_one_predicate(eqn: Any) -> Callable[..., list[Any]]:
         return lax.while_loop(any_goes_on, step, list(operands[consts:]))
 
     return loop
-
-
-def _select(goes_on: jax.Array, new: Any, old: Any) -> Any:
-    """`new` where the elements of the batch, the first dims, go on; else `old`."""
-    return lax.select(lax.broadcast_in_dim(goes_on, new.shape, range(goes_on.ndim)), new, old)
 
 
 def _cast_number(eqn: Any, operands: tuple[Operand, ...]) -> Constant | None:
