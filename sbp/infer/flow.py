@@ -23,6 +23,7 @@ from sbp.errors import Span
 from sbp.kinds import REDUCE_DTYPES
 from sbp.signatures import traits_of
 from sbp.trace.graph import (
+    NO_TRIP,
     SAME,
     Entry,
     Exit,
@@ -32,7 +33,7 @@ from sbp.trace.graph import (
     group_by,
     interface_of,
     reached,
-    weighed_trips,
+    trips_of,
 )
 
 Place = tuple[Literal["row", "value", "operand", "result", "output"], *tuple[int, ...]]
@@ -366,7 +367,7 @@ class _Walk:
         """A scan, while or cond. The results of a loop are read after all its regions are walked,
         the results of a branch directly after the branch."""
         interface = interface_of(node)
-        trips, branches = (weighed_trips(node), 1) if interface.loop else (1, len(node.regions))
+        trips, branches = trips_of(node) or NO_TRIP, 1 if interface.loop else len(node.regions)
         inner, looped = weight * trips / branches, interface.loop or in_loop
         entered = [self.enter(node, e, weight, in_loop) for e in interface.entries]
         results = () if interface.loop else tuple(self.value(node, v) for v in node.outputs)

@@ -633,11 +633,6 @@ def trips_are_assumed(node: Node) -> bool:
     return node.op == "while"
 
 
-def weighed_trips(node: Node) -> float:
-    """How often a region's body is taken to run when types are chosen."""
-    return trips_of(node) or NO_TRIP
-
-
 def trips_of(node: Node) -> int:
     """How often a region's body runs."""
     if node.op == SCAN:
