@@ -85,8 +85,7 @@ def emit(
     own = free_name(executable.name, writer.module)
     writer.module.add(own)
     config: Any = jax.config
-    is_wide = program.graph.has_64_bits()
-    closed = executable.traced(writer, shapes)
+    is_wide, closed = program.graph.has_64_bits(), executable.traced(writer, shapes)
     with jax.default_matmul_precision(None), jax.enable_x64(is_wide or config.jax_enable_x64):
         flat = writer.function(closed, f"{own}_of_arrays", names=program.graph.input_names)
     donated = tuple(executable.options["donate_argnums"])
@@ -100,7 +99,8 @@ def emit(
     keywords = keys if plain else [f"named[{k!r}]" for k in keys]
     heads += ["**named"] if not plain else ["*", *keys] if keys else []
     given = f"({tuple_text(positional)}, {named})" if keys else tuple_text(positional)
-    numbers, like = iter(range(outs.num_leaves)), _by_structure(ins, [*positional, *keywords])
+    arguments = (tree for part in ins.children() for tree in part.children())
+    like = dict(reversed([*zip(arguments, [*positional, *keywords], strict=True)]))  # the first
     main = [
         f"def {own}({', '.join(heads)}):",
         f"    arrays = jax.tree.leaves({given})",
@@ -111,7 +111,7 @@ def emit(
         '        count = f"{len(ARGUMENTS)} arrays, got {len(given)}"',
         """        raise ValueError(f"the plan takes {', '.join(wrong) or count}")""",
         "    outs = run(*arrays)",
-        f"    return {_result(outs, numbers, like)}",
+        f"    return {_result(outs, iter(range(outs.num_leaves)), like)}",
     ]
     settings = "".join(
         f'jax.config.update("{name}", {value})\n'
@@ -147,17 +147,6 @@ def _specs(shardings: Sequence[Any]) -> str:
     if any(s.memory_kind == HOST for s in shardings):
         raise no_source("an argument or a result in host memory")
     return f"[{', '.join(text_of(s.spec) for s in shardings)}]"
-
-
-def _by_structure(ins: Any, expressions: Sequence[str]) -> dict[Any, str]:
-    """The first argument of each structure, as an expression.
-
-    Arguments:
-      ins: the structure of (args, kwargs).
-      expressions: the arguments.
-    """
-    arguments = (tree for part in ins.children() for tree in part.children())
-    return dict(reversed([*zip(arguments, expressions, strict=True)]))
 
 
 def _result(tree: Any, numbers: Iterator[int], nodes: Mapping[Any, str]) -> str:
