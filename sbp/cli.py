@@ -198,7 +198,3 @@ def _explain(console: Console, name: str) -> None:
             else "; `sbp explain` lists them"
         )
         raise SbpError(f"no diagnostic code or concept {name!r}{hint}", code="unknown-option")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

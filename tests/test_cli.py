@@ -187,7 +187,7 @@ def test_a_package_without_the_repository_says_where_training_is(tmp_path):
     """The package alone, as a wheel installs it."""
     (tmp_path / "sbp").symlink_to(Path(__file__).parents[1] / "sbp")
     ran = subprocess.run(
-        [sys.executable, "-m", "sbp.cli", IN_A_CHECKOUT[0]],
+        [sys.executable, "-m", "sbp", IN_A_CHECKOUT[0]],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,
