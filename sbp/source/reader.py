@@ -307,14 +307,13 @@ def binding_of(name: str, at: Span) -> VariableBinding | None:
       name: the variable.
       at: the expression that reads it.
     """
-    return _binding(file_text(at.file), name, at)
+    return _binding(parsed_file(at.file), name, at)
 
 
 @functools.lru_cache(maxsize=4096)
-def _binding(text: str, name: str, at: Span) -> VariableBinding | None:
-    source = parsed_file(at.file)
+def _binding(source: ParsedSource, name: str, at: Span) -> VariableBinding | None:
     here = source.expressions.get(position_at(at)) or innermost(source, at)
-    if here is None or not text:
+    if here is None:
         return None
     owner = owner_of(source, here, name)
     if not isinstance(owner, FUNCTIONS | ast.Module):
