@@ -54,11 +54,6 @@ class ParsedSource:
             yield node
 
 
-def file_text(file: str) -> str:
-    """The text of a file; empty when there is none."""
-    return "".join(linecache.getlines(file))
-
-
 def line_text(file: str, line: int) -> str | None:
     """A line of source (counted from 1) without its newline; None when there is no source."""
     text = linecache.getline(file, line)
@@ -67,7 +62,7 @@ def line_text(file: str, line: int) -> str | None:
 
 def parsed_file(file: str) -> ParsedSource:
     """A file as a syntax tree."""
-    return _parse(file_text(file))
+    return _parse("".join(linecache.getlines(file)))
 
 
 @functools.lru_cache(maxsize=64)
