@@ -376,10 +376,9 @@ def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
     other arguments."""
     leaf = _jax.primal_of(leaf)
     sharding = getattr(leaf, "sharding", None)
-    if isinstance(leaf, Partial):
-        return leaf.type
-    if isinstance(leaf, Padded):
-        return leaf.type if fits_on(leaf, axes_of(mesh)) else None
+    if isinstance(leaf, Partial | Padded):
+        fits = isinstance(leaf, Partial) or fits_on(leaf, axes_of(mesh))
+        return leaf.type if fits else None
     if isinstance(leaf, _jax.Tracer):  # on Auto axes, JAX has no sharding of it
         sharding = jax.typeof(leaf).sharding
         if AxisType.Explicit not in sharding.mesh.axis_types:
@@ -553,8 +552,11 @@ def even_boundary(leaf: Leaf, shape: tuple[int, ...], mesh: MeshSpec, where: str
         else " and slices or gathers it inside the program; pad the dim, or use"
         f' sbp.padded("{t!r}") to keep it split between calls'
     )
-    text = f"{why} under {t!r}, so sbp holds the array as {even!r} at the boundary{more}"
-    warn("uneven-boundary", f"{where} of shape {shape}", text)
+    warn(
+        "uneven-boundary",
+        f"{where} of shape {shape}",
+        f"{why} under {t!r}, so sbp holds the array as {even!r} at the boundary{more}",
+    )
     return replace(leaf.with_type(even), pin=Pin(t, complete=True))
 
 
