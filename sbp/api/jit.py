@@ -624,8 +624,12 @@ def check_shard_map(
     )
     compared = compared_runs(graph, fn, lambda f: trace_program(f, args, mesh), leaves, spec)
     compared.compare_all(against=plain)
-    said, title = diagnostics_of(compared), getattr(fn, "__name__", "")
-    return Report(program=None, diagnostics=said, title=title, coverage=coverage(compared))
+    return Report(
+        program=None,
+        diagnostics=diagnostics_of(compared),
+        title=getattr(fn, "__name__", ""),
+        coverage=coverage(compared),
+    )
 
 
 def _plain(fn: Callable[..., Any], graph: Graph, of: Graph) -> tuple[str, Graph]:
