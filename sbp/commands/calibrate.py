@@ -114,10 +114,12 @@ def measured(mesh: Mesh, console: Console) -> tuple[dict[str, float], list[Link]
             console.print(
                 f"{LIMIT:.0f} s are over: {kind} over {', '.join(names)} at two sizes only"
             )
-        pairs = []
-        for size in (SIZES[0], SIZES[-1]) if late else SIZES:
-            step, length, sent = _step(kind, names, math.prod(mesh.shape[n] for n in names), size)
-            pairs.append((sent, _seconds(mesh, step, (length,))))
+        pairs = [
+            (sent, _seconds(mesh, step, (length,)))
+            for size in ((SIZES[0], SIZES[-1]) if late else SIZES)
+            for n in [math.prod(mesh.shape[name] for name in names)]
+            for step, length, sent in [_step(kind, names, n, size)]
+        ]
         links.append((kind, names, *fitted(pairs)))
     return rates, links
 
@@ -144,8 +146,13 @@ def _collectives(mesh: Mesh) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The collectives on each mesh axis, on each pair, and on all axes."""
     names = [name for name, n in mesh.shape.items() if n > 1]
     counts = sorted({1, 2, len(names)} & {*range(1, len(names) + 1)})
-    for chosen in (c for k in counts for c in itertools.combinations(names, k)):
-        yield from ((kind, chosen) for kind in KINDS if kind != "permute" or len(chosen) == 1)
+    return (
+        (kind, chosen)
+        for count in counts
+        for chosen in itertools.combinations(names, count)
+        for kind in KINDS
+        if kind != "permute" or count == 1
+    )
 
 
 Step = Callable[[Any], Any]
