@@ -188,13 +188,16 @@ def listed(names: Iterable[str], limit: int = SHOWN) -> str:
     return ", ".join(shown[:limit]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def nearest(name: object, known: Iterable[str], limit: int | None = None) -> str:
+def nearest(
+    name: object, known: Iterable[str], limit: int | None = None, otherwise: str = ""
+) -> str:
     """A clause naming the nearest of `known`; where none is near, it lists them.
 
     Arguments:
       name: what the user wrote.
       known: what there is.
       limit: how many are listed at most; the others are counted.
+      otherwise: the clause in place of the list.
 
     >>> nearest("modle", ["data", "model"])
     '; did you mean "model"?'
@@ -205,7 +208,9 @@ def nearest(name: object, known: Iterable[str], limit: int | None = None) -> str
     close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
     if close := close or [option for option in options if name and str(name) in option]:
         return f'; did you mean "{close[0]}"?'
-    return "; known: " * bool(options) + listed((o[:80] for o in options), limit or len(options))
+    return otherwise or (
+        "; known: " * bool(options) + listed((o[:80] for o in options), limit or len(options))
+    )
 
 
 # ---- errors -------------------------------------------------------------------------------------

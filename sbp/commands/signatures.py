@@ -2,7 +2,6 @@
 primitive, and functions of JAX."""
 
 import argparse
-import difflib
 import functools
 import itertools
 import json
@@ -18,7 +17,7 @@ import jax.scipy.special
 from rich.console import Console
 
 from sbp.commands.command_line import arguments, required_parameters
-from sbp.errors import SbpError, bytes_text, counted, listed
+from sbp.errors import SbpError, bytes_text, counted, listed, nearest
 from sbp.plan.program import shape_text
 from sbp.report.parts import Page, Part, Section, Table, table
 from sbp.report.report import Shown
@@ -168,14 +167,13 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
             for n in dir(m)
             if n[0] != "_" and _is_function(getattr(m, n))
         }
-        every = sorted(functions | set(known_primitives()))
-        close = difflib.get_close_matches(name.rpartition(".")[2], every, n=1, cutoff=0.5)
-        hint = (
-            f'did you mean "{close[0]}"?' if close else "`sbp signatures` lists those that have one"
+        hint = nearest(
+            name.rpartition(".")[2],
+            functions.union(known_primitives()),
+            otherwise="; `sbp signatures` lists those that have one",
         )
         raise SbpError(
-            f"no primitive and no function of JAX is called {name!r}; {hint}",
-            code="unknown-option",
+            f"no primitive and no function of JAX is called {name!r}{hint}", code="unknown-option"
         )
     shown, function = found[0]
     others = [other for other, same in found[1:] if same is not function]
