@@ -164,8 +164,7 @@ def rewrite(
       after: by value, a pin: a new annotation after the node that makes the value.
       own: reads that do not read an annotated value, as (node id, value).
     """
-    avals = dict(graph.avals)
-    values = itertools.count(max(avals, default=0) + 1)
+    graph = replace(graph, avals=dict(graph.avals))
     ids = itertools.count(max((n.id for n in graph.walk()), default=0) + 1)
     same: dict[int, Operand] = {}
 
@@ -177,8 +176,7 @@ def rewrite(
 
     def note(operand: int, pin: Pin, like: Node) -> Node:
         """A new annotation of an operand, at the line of a node."""
-        value = next(values)
-        avals[value], same[operand] = avals[operand], value
+        same[operand] = value = graph.new_value(graph.avals[operand])
         return replace(
             like,
             id=next(ids),
@@ -205,7 +203,7 @@ def rewrite(
                 replace(node, inputs=inputs, params=params, regions=tuple(map(visit, node.regions)))
             )
             nodes += [note(v, after[v], node) for v in node.outputs if v in after]
-        return replace(g, nodes=tuple(nodes), outputs=tuple(map(of, g.outputs)), avals=avals)
+        return replace(g, nodes=tuple(nodes), outputs=tuple(map(of, g.outputs)), avals=graph.avals)
 
     return visit(graph)
 
