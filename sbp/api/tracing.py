@@ -190,20 +190,20 @@ def traced_call(
         replace(leaf, memory=result_kind(leaf, _jax.in_host(graph.aval(o)), spec, reader.mesh))
         for leaf, o in zip(results.leaves, graph.outputs, strict=True)
     )
-    graph = returned_in(graph, tuple(leaf.memory == HOST for leaf in returned))
-    demand = Demand(
-        inputs=tuple(codes_of(leaf.type, spec) for leaf in arguments),
-        outputs=tuple(codes_of(leaf.type, spec) for leaf in results.leaves),
-        tied=tied,
-        sources=tuple(leaf.source for leaf in signature.leaves),
-        padded_inputs=signature.padded,
-        padded_outputs=frozenset(results.padded | {o for o, i in tied if i in signature.padded}),
-        layers=(layer_paths(signature.leaves, 2), layer_paths(results.leaves, 1)),
-    )
     request = Request(
-        graph=graph,
+        graph=returned_in(graph, tuple(leaf.memory == HOST for leaf in returned)),
         mesh=spec,
-        demand=demand,
+        demand=Demand(
+            inputs=tuple(codes_of(leaf.type, spec) for leaf in arguments),
+            outputs=tuple(codes_of(leaf.type, spec) for leaf in results.leaves),
+            tied=tied,
+            sources=tuple(leaf.source for leaf in signature.leaves),
+            padded_inputs=signature.padded,
+            padded_outputs=frozenset(
+                results.padded | {o for o, i in tied if i in signature.padded}
+            ),
+            layers=(layer_paths(signature.leaves, 2), layer_paths(results.leaves, 1)),
+        ),
         boxing=options.boxing,
         axis_policies=tuple(options.axis_policies.get(name) for name in spec.names)
         if options.axis_policies
