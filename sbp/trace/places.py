@@ -23,7 +23,7 @@ from sbp import _jax
 from sbp.annotations import Pin
 from sbp.errors import Span, warn
 from sbp.trace import scopes
-from sbp.trace.graph import SAME, Graph, Node, Operand
+from sbp.trace.graph import SAME, Graph, Node
 from sbp.types import NdSbp
 
 PLACING = frozenset(
@@ -263,30 +263,34 @@ def transfer_fields(host: bool, eqn: Any = None, position: int = 0) -> dict[str,
     return {"op": TRANSFER, "primitive": primitive, "params": params}
 
 
-def returned_in(graph: Graph, hosts: Sequence[bool | None]) -> Graph:
+def returned_in(graph: Graph, hosts: Sequence[bool]) -> Graph:
     """The graph with its results in the memory that the user asked for.
 
     Arguments:
       graph: a program; new values are entered in its table of avals.
-      hosts: for each result, whether it lies in host memory; None leaves it where it is.
+      hosts: for each result, whether it lies in host memory.
     """
-    nodes, outputs = list(graph.nodes), list[Operand](graph.outputs)
+    pairs = [*zip(graph.outputs, hosts, strict=True)]
+    moved = dict.fromkeys(o for o, host in pairs if host != _jax.in_host(graph.aval(o)))
+    made = {
+        o: graph.new_value(
+            _jax.empty_aval(a.shape, a.dtype, bool(a.weak_type), not _jax.in_host(a))
+        )
+        for o in moved
+        for a in [graph.aval(o)]
+    }
     numbers = itertools.count(1 + max((n.id for n in graph.walk()), default=-1))
-    made: dict[Operand, int] = {}
-    for position, (operand, host) in enumerate(zip(graph.outputs, hosts, strict=True)):
-        aval = graph.aval(operand)
-        if host is None or host == _jax.in_host(aval):
-            continue
-        if operand not in made:
-            copy = _jax.empty_aval(aval.shape, aval.dtype, bool(aval.weak_type), host)
-            made[operand] = value = graph.new_value(copy)
-            nodes.append(
-                Node(
-                    id=next(numbers),
-                    inputs=(operand,),
-                    outputs=(value,),
-                    **transfer_fields(host),
-                )
-            )
-        outputs[position] = made[operand]
-    return dataclasses.replace(graph, nodes=tuple(nodes), outputs=tuple(outputs))
+    copies = (
+        Node(
+            id=next(numbers),
+            inputs=(o,),
+            outputs=(v,),
+            **transfer_fields(_jax.in_host(graph.avals[v])),
+        )
+        for o, v in made.items()
+    )
+    return dataclasses.replace(
+        graph,
+        nodes=(*graph.nodes, *copies),
+        outputs=tuple(o if host == _jax.in_host(graph.aval(o)) else made[o] for o, host in pairs),
+    )
