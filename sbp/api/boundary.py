@@ -318,11 +318,12 @@ def entries_of(
     children = tree.children()
     if tree.node_data() != prefix.node_data() or len(children) != len(parts):
         raise no_prefix(prefix, tree, here, names)
-    found: list[Any] = []
-    for (key, part), (child, at) in zip(parts, leaf_ranges(children), strict=True):
-        below = [path[1:] for path in paths[at.start : at.stop]]
-        found += entries_of(part, child, below, names, (*here, *key))
-    return found
+    return [
+        found
+        for (key, part), (child, at) in zip(parts, leaf_ranges(children), strict=True)
+        for below in [[path[1:] for path in paths[at.start : at.stop]]]
+        for found in entries_of(part, child, below, names, (*here, *key))
+    ]
 
 
 def read_entry(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip: int) -> Leaf:
