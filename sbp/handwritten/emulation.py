@@ -172,16 +172,19 @@ def claims(graph: Graph) -> Iterator[tuple[Node, list[int]]]:
     """The regions of a program in order, each with the positions of the results that claim a type.
     A residual claims none: only the region of a gradient reads it, with the same spec."""
     readers = Dataflow(graph).readers
-    for node in regions_of(graph):
-        pairs = enumerate(zip(node.outputs, node.params["out_specs"], strict=True))
-        yield (
+    return (
+        (
             node,
             [
                 i
-                for i, (v, spec) in pairs
+                for i, (v, spec) in enumerate(
+                    zip(node.outputs, node.params["out_specs"], strict=True)
+                )
                 if v not in readers or not all(_takes_back(r, v, spec) for r in readers[v])
             ],
         )
+        for node in regions_of(graph)
+    )
 
 
 def _takes_back(reader: Node | None, value: int, spec: Any) -> bool:
