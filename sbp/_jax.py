@@ -261,8 +261,9 @@ def caller_span() -> Span | None:
 
 def raising_span(error: BaseException) -> Span | None:
     """The user's innermost line in the traceback of an error."""
-    codes = [(t.tb_frame.f_code, t.tb_lasti) for t in tracebacks(error)]
-    users = [c for c in codes if of_user(c[0])]
+    users = [
+        (t.tb_frame.f_code, t.tb_lasti) for t in tracebacks(error) if of_user(t.tb_frame.f_code)
+    ]
     return _span_of(source_info_util.raw_frame_to_frame(*users[-1])) if users else None
 
 

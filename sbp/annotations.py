@@ -189,10 +189,11 @@ def check_rank(t: NdSbp, ndim: int) -> None:
         if isinstance(atom, Split) and atom.dim >= ndim:
             few = {0: "no dims; use B", 1: "only dim 0; split dim 0"}
             dims = few.get(ndim, f"only dims 0..{ndim - 1}; split one of these")
-            error = f"{axis}:{atom!r} splits dim {atom.dim}, but the tensor has {dims}"
-            raise refused(error, ValueError, code="dim-out-of-range").with_slip(
-                atom, *map(Split, reversed(range(ndim)))
-            )
+            raise refused(
+                f"{axis}:{atom!r} splits dim {atom.dim}, but the tensor has {dims}",
+                ValueError,
+                code="dim-out-of-range",
+            ).with_slip(atom, *map(Split, reversed(range(ndim))))
 
 
 def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
@@ -311,10 +312,11 @@ def split(x: Any, dim: int, *mesh_axes: str) -> Any:
     if not -x.ndim <= dim < x.ndim:
         dims = {0: "it has no dims to split; use sbp.replicate", 1: "split dim 0"}
         right = dims.get(x.ndim, f"split one of the dims 0..{x.ndim - 1}")
-        said = f"split(x, {show(dim)}) on a tensor of shape {x.shape}: {right}"
-        raise refused(said, ValueError, code="dim-out-of-range").with_slip(
-            dim, *sorted(range(x.ndim), key=lambda d: abs(d - dim))
-        )
+        raise refused(
+            f"split(x, {show(dim)}) on a tensor of shape {x.shape}: {right}",
+            ValueError,
+            code="dim-out-of-range",
+        ).with_slip(dim, *sorted(range(x.ndim), key=lambda d: abs(d - dim)))
     if twice := [name for name in mesh_axes if mesh_axes.count(name) > 1]:
         raise SbpError(
             f"split names mesh axis {show(twice[0])} twice; name it once",
