@@ -173,12 +173,6 @@ def result_kind(
 # Types of inputs and outputs: as the user writes them, and as JAX can lay arrays out.
 
 
-_TYPE_FORMS = (
-    *(FullySharded, PaddedType, NdSbp, str, PartitionSpec, NamedSharding),
-    *(Split, Unreduced, Broadcast),
-)
-
-
 @contextlib.contextmanager
 def about_option(option: str, call: Span | None = None) -> Iterator[None]:
     """Errors that are raised inside are about an option of `sbp.jit`.
@@ -208,7 +202,11 @@ def is_type_leaf(x: Any) -> bool:
     return (
         x is None
         or _jax.is_unspecified(x)
-        or isinstance(x, _TYPE_FORMS)
+        or isinstance(
+            x,
+            (FullySharded | PaddedType | NdSbp | str | PartitionSpec | NamedSharding)
+            | (Split | Unreduced | Broadcast),
+        )
         or (callable(x) and not isinstance(x, type) and jax.tree_util.all_leaves([x]))
     )
 

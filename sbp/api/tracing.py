@@ -130,17 +130,6 @@ Tracer = Callable[[Callable[..., Any], Sequence[Any], Sequence[str]], tuple[Grap
 """Function, shapes and names of arguments -> graph and shapes of results: `sbp.trace.build.trace`,
 or `SizedCall.trace` for symbolic sizes."""
 
-_CLOSED_OVER = (
-    "its arguments have numbers, so these sizes come from outside of it; take them from the shapes"
-    " of its arguments"
-)
-"""What to change in a function that uses symbolic sizes, but has arguments with numbers."""
-
-_NAMED_COLLECTIVE = (
-    "sbp: sbp.jit chooses the collectives of a program itself. Leave this one out, or put the code"
-    " that calls it into a function for sbp.manual."
-)
-
 
 def traced_call(
     reader: CallReader, signature: CallSignature, tracer: Tracer | None = None
@@ -173,11 +162,17 @@ def traced_call(
         )
 
     try:
-        with deciding_sizes(_CLOSED_OVER):
+        with deciding_sizes(
+            "its arguments have numbers, so these sizes come from outside of it; take them from"
+            " the shapes of its arguments"
+        ):
             graph, flat_shapes = _under_users_mesh(traced, spec)
     except NameError as error:
         if _jax.unbound_axis(error):  # JAX's advice is to call it under `jax.shard_map`
-            error.add_note(_NAMED_COLLECTIVE)
+            error.add_note(
+                "sbp: sbp.jit chooses the collectives of a program itself. Leave this one"
+                " out, or put the code that calls it into a function for sbp.manual."
+            )
         raise
     check_symbols(graph, (), ())
     if tracer is None:  # which elements move depends on sizes

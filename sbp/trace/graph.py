@@ -520,7 +520,7 @@ def interface_of(node: Node) -> Interface:
         case _ if node.regions:
             raise SbpInternalError(f"no interface of the regions of {node.op}")
         case _:
-            return _NONE
+            return _interface((), (), loop=False)
 
 
 def body_of(loop: Node) -> int:
@@ -555,9 +555,6 @@ def with_body_constants(
         ),
         regions=(*loop.regions[:number], replace(body, inputs=inputs)),
     )
-
-
-_NONE = Interface(loop=False, entries=(), exits=(), fed=())
 
 
 @functools.lru_cache(maxsize=4096)
