@@ -458,36 +458,36 @@ class _Builder:
         self, eqn: Any, operands: tuple[Operand, ...], pins: Pins, at: _Within
     ) -> tuple[Operand, ...]:
         """The operands with an annotation of each that has a pin."""
-        found: list[Operand] = []
-        for operand, pin in zip(operands, pins, strict=True):
-            if pin is None or _has(pin, operand, at.nodes):
-                found.append(operand)
-            else:
-                found += self.emit(
-                    eqn,
-                    at,
-                    (operand,),
-                    [self.aval(operand)],
-                    op=annotate_p.name,
-                    primitive=annotate_p,
-                    params={"pin": pin, "cotangent": None},
-                )
-        return tuple(found)
+        return tuple(
+            operand
+            if pin is None or _has(pin, operand, at.nodes)
+            else self.emit(
+                eqn,
+                at,
+                (operand,),
+                [self.aval(operand)],
+                op=annotate_p.name,
+                primitive=annotate_p,
+                params={"pin": pin, "cotangent": None},
+            )[0]
+            for operand, pin in zip(operands, pins, strict=True)
+        )
 
     def place_results(
         self, eqn: Any, operands: tuple[Operand, ...], pins: Pins, at: _Within
     ) -> tuple[Operand, ...]:
         """The results of an equation that puts its operands elsewhere: in another memory, then in
         the type of a pin."""
-        found: list[Operand] = []
-        for position, (operand, var) in enumerate(zip(operands, eqn.outvars, strict=True)):
-            host = _jax.in_host(var.aval)
-            if host != _jax.in_host(self.aval(operand)):
-                (operand,) = self.emit(
-                    eqn, at, (operand,), [var.aval], **transfer_fields(host, eqn, position)
-                )
-            found.append(operand)
-        return self.pin_operands(eqn, tuple(found), pins, at)
+        moved = tuple(
+            operand
+            if host == _jax.in_host(self.aval(operand))
+            else self.emit(eqn, at, (operand,), [var.aval], **transfer_fields(host, eqn, position))[
+                0
+            ]
+            for position, (operand, var) in enumerate(zip(operands, eqn.outvars, strict=True))
+            for host in [_jax.in_host(var.aval)]
+        )
+        return self.pin_operands(eqn, moved, pins, at)
 
     def aval(self, operand: Operand) -> Any:
         """Shape, dtype and memory of an operand."""
