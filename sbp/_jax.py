@@ -189,14 +189,19 @@ def library_of(traceback: Any) -> tuple[str, ...]:
 
     Tracing and autodiff have their own folders in JAX, and are left out.
     """
-    found: dict[str, None] = {}
-    for code in _below_user(traceback):
-        folder, _, module = code.co_filename.removeprefix(_LIBRARY).partition(os.sep)
-        if code.co_filename.startswith(_LIBRARY) and module and folder != "interpreters":
-            function = code.co_qualname.split(".<locals>")[0]
-            path = module.removesuffix(".py").replace(os.sep, ".")
-            found[f"{folder}.{path}.{function}"] = None
-    return tuple(found)
+    paths = (
+        (code.co_qualname, *code.co_filename.removeprefix(_LIBRARY).partition(os.sep))
+        for code in _below_user(traceback)
+        if code.co_filename.startswith(_LIBRARY)
+    )
+    return tuple(
+        dict.fromkeys(
+            f"{folder}.{module.removesuffix('.py').replace(os.sep, '.')}"
+            f".{function.split('.<locals>')[0]}"
+            for function, folder, _, module in paths
+            if module and folder != "interpreters"
+        )
+    )
 
 
 def _below_user(traceback: Any) -> list[Any]:
