@@ -24,7 +24,7 @@ import numpy as np
 from jax import errors, lax
 
 from sbp import _jax
-from sbp.trace.graph import Constant, Dataflow, Graph, Node, Operand, rewriting
+from sbp.trace.graph import Constant, Dataflow, Graph, Node, Operand, group_by, rewriting
 
 Cut = tuple[int, int, int]
 """First index, last index (exclusive) and stride of a slice along a dim."""
@@ -192,20 +192,13 @@ class Slice(NamedTuple):
 
 def within(parts: Sequence[Slice], cut: Cut) -> list[Slice]:
     """What a cut takes of each of some parts that lie one after the other."""
-    slices, at = [], 0
-    for part in parts:
-        low, high = max(cut[0] - at, 0), min(cut[1] - at, part.size)
-        if low < high:
-            slices.append(
-                Slice(
-                    part.source,
-                    part.start + low,
-                    high - low,
-                    part.is_cut or high - low < part.size,
-                )
-            )
-        at += part.size
-    return slices
+    starts = itertools.accumulate((part.size for part in parts), initial=0)
+    return [
+        Slice(part.source, part.start + low, high - low, part.is_cut or high - low < part.size)
+        for part, at in zip(parts, starts, strict=False)
+        for low, high in [(max(cut[0] - at, 0), min(cut[1] - at, part.size))]
+        if low < high
+    ]
 
 
 Padded = tuple[Slice, Slice, Slice]
@@ -500,12 +493,11 @@ class _Joins(Writer):
     def moves(self, dim: int, slices: Sequence[Slice]) -> bool:
         """Whether a join is better than the operations it replaces: some value is cut, and most of
         each value that is cut is read. Otherwise the whole value may cost more than its slices."""
-        taken: dict[Operand, Any] = {}
-        for s in slices:
-            if s.is_cut and self.graph.aval(s.source).shape:
-                taken[s.source] = taken.get(s.source, 0) + s.size
+        cut = (s for s in slices if s.is_cut and self.graph.aval(s.source).shape)
+        taken = group_by(cut, lambda s: s.source)
         return bool(taken) and all(
-            is_most(size, self.graph.aval(source).shape[dim]) for source, size in taken.items()
+            is_most(sum(s.size for s in same), self.graph.aval(source).shape[dim])
+            for source, same in taken.items()
         )
 
     def cut(self, operand: Operand, dim: int) -> Slice:
