@@ -50,7 +50,9 @@ def composed(
         return "closes over a value of the transformation around it"
     if any(x.partial or x.padded for x in (*signature.leaves, *results.leaves)):
         return "takes or returns sbp.Partial or sbp.Padded inside a transformation"
-    derivatives: dict[tuple[int, ...], _Derivative] = {}
+    derivative = functools.cache(
+        functools.partial(_Derivative, planner, reader, signature, results)
+    )
 
     @jax.custom_jvp
     def call(*flat: Any) -> list[Any]:
@@ -58,9 +60,7 @@ def composed(
 
     def push(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         moving = tuple(i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero))
-        if moving not in derivatives:
-            derivatives[moving] = _Derivative(planner, reader, signature, results, moving)
-        return derivatives[moving].push(primals, [tangents[i] for i in moving])
+        return derivative(moving).push(primals, [tangents[i] for i in moving])
 
     call.defjvp(push, symbolic_zeros=True)
 
