@@ -192,11 +192,13 @@ path in the arguments, the node, and its leaves by their paths in the node."""
 def custom_nodes(arguments: Any) -> Iterator[Held]:
     """The outermost custom nodes. A node whose leaves change each time that it is flattened is left
     out."""
-    for path, node in jax.tree_util.tree_leaves_with_path(arguments, is_leaf=_is_custom):
-        if _is_custom(node):
-            leaves, again = _leaves_of(node), _leaves_of(node)
-            if leaves and again and all(again.get(p) is leaf for p, leaf in leaves.items()):
-                yield path, node, leaves
+    return (
+        (path, node, leaves)
+        for path, node in jax.tree_util.tree_leaves_with_path(arguments, is_leaf=_is_custom)
+        if _is_custom(node)
+        for leaves, again in [(_leaves_of(node), _leaves_of(node))]
+        if leaves and again and all(again.get(p) is leaf for p, leaf in leaves.items())
+    )
 
 
 def warn_of_lost_state(
