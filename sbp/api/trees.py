@@ -110,11 +110,13 @@ def fill(tree: Any, leaves: Sequence[Any], paths: Sequence[KeyPath], depth: int 
         # The constructor is the user's, and may raise anything. An error of a leaf is none of its.
         if tree.node_data() is None:
             raise
-    children: dict[str, Any] = {}
-    for number, (child, here) in enumerate(leaf_ranges(tree.children())):
-        key = paths[here.start][depth : depth + 1] if here else ()
-        name = jax.tree_util.keystr(key, simple=True) if key else str(number)
-        children[name] = fill(child, [leaves[i] for i in here], [paths[i] for i in here], depth + 1)
+    children = {
+        jax.tree_util.keystr(key, simple=True) if key else str(number): fill(
+            child, [leaves[i] for i in here], [paths[i] for i in here], depth + 1
+        )
+        for number, (child, here) in enumerate(leaf_ranges(tree.children()))
+        for key in [paths[here.start][depth : depth + 1] if here else ()]
+    }
     kind, data = tree.node_data()
     if kind is dict:
         return dict(zip(data, children.values(), strict=True))
