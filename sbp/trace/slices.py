@@ -208,13 +208,16 @@ Padded = tuple[Slice, Slice, Slice]
 def sum_pads(first: Padded, *others: Padded) -> list[Slice]:
     """The slices of a pad, or of the sum of two pads with zeros; none for other sums, and where the
     slices of the two overlap."""
-    slices = [[*first]] if not others else []
-    for (before, left, _), (low, right, after) in itertools.permutations((first, *others), 2):
-        are_zeros = is_zero(before.source) and is_zero(low.source)
-        if are_zeros and at_most(before.size + left.size, low.size):
-            zeros = before._replace(size=low.size - before.size - left.size)
-            slices.append([before, left, zeros, right, before._replace(size=after.size)])
-    return [s for s in slices[0] if s.size != 0] if slices else []
+    slices = [
+        [
+            *(before, left, before._replace(size=low.size - before.size - left.size)),
+            *(right, before._replace(size=after.size)),
+        ]
+        for (before, left, _), (low, right, after) in itertools.permutations((first, *others), 2)
+        if is_zero(before.source) and is_zero(low.source)
+        if at_most(before.size + left.size, low.size)
+    ]
+    return [s for s in next(iter(slices if others else [first]), ()) if s.size != 0]
 
 
 def is_zero(operand: Operand) -> bool:
