@@ -104,10 +104,11 @@ def measured(mesh: Mesh, console: Console) -> tuple[dict[str, float], list[Link]
       mesh: the devices; all of them work at the same time.
       console: shows the progress.
     """
-    begun, rates = time.perf_counter(), dict[str, float]()
-    for name, dtype, precision in track(_PRODUCTS, "products and memory", console=console):
-        rates[name] = _product(mesh, dtype, precision) if dtype else _memory(mesh)
-    links = list[Link]()
+    begun, links = time.perf_counter(), list[Link]()
+    rates = {
+        name: _product(mesh, dtype, precision) if dtype else _memory(mesh)
+        for name, dtype, precision in track(_PRODUCTS, "products and memory", console=console)
+    }
     for kind, names in track(list(_collectives(mesh)), "collectives", console=console):
         late = time.perf_counter() - begun > LIMIT
         if late:
