@@ -240,7 +240,7 @@ def check_types(types: Any, mesh: MeshSpec, users_mesh: Mesh | AbstractMesh, opt
 
 
 def _read_type(t: Any, where: str, mesh: MeshSpec, rank: int | None = None) -> NdSbp:
-    """The type that an entry is. Errors begin with the place of the entry."""
+    """Reads an entry as a type. Errors begin with the place of the entry."""
     try:
         found = as_type(t, rank, mesh.names)
     except SbpError as error:
@@ -393,8 +393,8 @@ def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
 
 
 def with_arrival(leaf: Leaf, x: Any, mesh: Mesh | AbstractMesh) -> Leaf:
-    """An argument, once it is known how it arrives: with its memory, and as `Padded` where its type
-    is the one that is asked for, or free.
+    """The argument with facts about the array that arrives: its memory, and whether it is `Padded`.
+    It is `Padded` if the array has the type that is asked for, or if no type is asked for.
 
     Raises:
       SbpError: `not-partial` for a `Partial` that is not pinned to its type, or an array that is
@@ -632,7 +632,7 @@ def mesh_of(*shardings: Any) -> Mesh | AbstractMesh | None:
 
 
 def _leaves(shardings: Any) -> list[Any]:
-    """What an option asks; nothing where it is not given."""
+    """The entries of an option; none if the option is not given."""
     return (
         leaves_of(shardings, "in_shardings and out_shardings", lambda x: x is None)[0]
         if is_given(shardings)
