@@ -259,8 +259,8 @@ class Comparisons:
         return self
 
     def run_first(self, *, is_poisoned: bool) -> str:
-        """Runs the program on the mesh, on other values where its results say nothing. Returns why
-        it cannot be compared; empty where it can."""
+        """Runs the program on the mesh. If its results are zero or not finite, sbp tries other
+        values. Returns the reason why the program cannot be compared; empty if it can."""
         is_given = [*map(arguments.is_value, self.leaves)]
         try:
             self.got = self.run(self.values)
@@ -356,7 +356,8 @@ class Comparisons:
     def compare(
         self, written: WrittenSizes, chained: bool, uneven: Collection[int], meant: Iterable[str]
     ) -> Compared:
-        """The result of the first attempt that computes the same; of all attempts, if none does.
+        """Compares the program on one mesh axis. The first attempt that computes the same results
+        decides. If there is none, `judge` looks at all attempts.
 
         Arguments:
           written: the mesh axis, and the sizes that the program's functions have from outside;
@@ -422,7 +423,7 @@ class Comparisons:
         because: set[str],
         uneven: bool,
     ) -> Compared:
-        """The result of attempts of which none computes the same."""
+        """The comparison if no attempt computes the same results."""
         axis, last = written.axis, [*apart][-1]
         because |= {f"{x} may be the number of devices" for x in written.fixed}
         if len(written.numbers) > NUMBERS:
