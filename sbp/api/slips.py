@@ -43,7 +43,7 @@ Attempt = Callable[[JitOptions], Program]
 
 
 def diagnose(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[Diagnostic, ...]:
-    """The diagnostics of an error. That of a slip has helps.
+    """The diagnostics of an error. The diagnostic of a slip has helps.
 
     Arguments:
       error: the error.
@@ -96,8 +96,8 @@ def _plan_of(attempt: Attempt, changed: tuple[JitOptions, Correction | None]) ->
 
 
 def _changes(error: SbpError, options: JitOptions) -> list[Change]:
-    """The changes to try, the likeliest first. Of many swaps, some come last, so that what is
-    misspelt is tried, too."""
+    """The changes to try, the likeliest first. If there are many swaps, some of them come last, so
+    that sbp also tries the corrections of misspelt names."""
     if error.call is not None:
         return list(_entries(error, options, error.call))
     swaps = list(_swaps(error.option, options)) if error.option else []
