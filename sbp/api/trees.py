@@ -20,8 +20,8 @@ KeyPath = tuple[Any, ...]
 
 
 def no_prefix(prefix: Any, tree: Any, here: KeyPath, names: tuple[str, str]) -> SbpError:
-    """The error about a structure that is no prefix of another one. Where one key differs, it says
-    what was meant.
+    """The error about a structure that is no prefix of another one. If one key differs, the error
+    has the likely key as a slip.
 
     Arguments:
       prefix, tree: the two structures; their outermost nodes differ.
@@ -244,7 +244,7 @@ def _near_patterns(pattern: str, known: Sequence[str]) -> list[str]:
 def types_by_pattern(
     patterns: dict[str, Any], paths: Sequence[Sequence[tuple[str, ...]]], where: str
 ) -> list[Any]:
-    """The entry of each leaf: that of the first pattern which names it, None for no pattern.
+    """The entry of each leaf: the entry of the first pattern that names the leaf, or None.
 
     Arguments:
       patterns: entries by pattern.
