@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sbp.annotations import annotate_p
 from sbp.infer.cost import row_sends
+from sbp.infer.flow import Edge, Place
 from sbp.infer.rows import EMPTY, NdRow
 from sbp.infer.space import Codes, Step, TypeSpace, all_needs_of
 from sbp.infer.typing import Typing
 from sbp.limits import Rules
 from sbp.signatures import Sent, kernel_named
-from sbp.trace.graph import LOOPS, Constant, Dataflow, Graph, Node, Operand, trips_of
+from sbp.trace.graph import Constant, Dataflow, Graph, Node, trips_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def lower(typing: Typing) -> Block:
     cheapest tree that the rules of the readers allow: gathered for one reader, it is sliced for the
     next.
     """
-    return _Lowering(typing).block(typing.graph, typing.outputs)
+    return _Lowering(typing).block(typing.graph, ("output",))
 
 
 def types_read(typing: Typing) -> dict[int, dict[Codes, set[Rules]]]:
@@ -207,7 +207,7 @@ class _Lowering:
     def __init__(self, typing: Typing) -> None:
         self.typing = typing
         self.request = typing.graph_request
-        self.loops = 0
+        self.reads = self.request.flow.reads()
         self.makers = Dataflow(typing.graph).makers
         self.there = {v: {codes} for v, codes in typing.values.items()}
         self.parents = {
@@ -227,30 +227,28 @@ class _Lowering:
             request.kept(types),
         )
 
-    def block(self, graph: Graph, returned: tuple[Codes, ...], owner: Node | None = None) -> Block:
+    def block(self, graph: Graph, place: Place) -> Block:
         """A graph as instructions.
 
         Arguments:
           graph: the program, or a region.
-          returned: the types in which it returns its results.
-          owner: the node whose region it is; None for the program.
+          place: where a typing stores the types in which it returns its results, without the number
+            of the result.
         """
         typing = self.typing
         written: list[Instruction] = []
         for node in graph.nodes:
             row = typing.rows[node.id]
             ins = tuple(
-                self.read(written, o, c, node, node)
-                for o, c in zip(node.inputs, row.ins, strict=True)
+                self.read(written, self.reads["operand", node.id, i], codes)
+                for i, codes in enumerate(row.ins)
             )
             outs = tuple(Register(v, typing.values[v]) for v in node.outputs)
             if node.regions:
-                self.loops += node.op in LOOPS
                 blocks = tuple(
-                    self.block(r, typing.region_outputs[node.id, i], node)
-                    for i, r in enumerate(node.regions)
+                    self.block(region, ("result", node.id, number))
+                    for number, region in enumerate(node.regions)
                 )
-                self.loops -= node.op in LOOPS
                 written.append(
                     Loop(node=node, ins=ins, outs=outs, blocks=blocks, trips=trips_of(node))
                 )
@@ -265,8 +263,8 @@ class _Lowering:
                     )
                 )
         outputs = tuple(
-            self.read(written, o, c, None, owner)
-            for o, c in zip(graph.outputs, returned, strict=True)
+            self.read(written, self.reads[(*place, i)], typing.codes_at((*place, i)))
+            for i in range(len(graph.outputs))
         )
         return Block(
             inputs=tuple(Register(v, typing.values[v]) for v in graph.inputs),
@@ -274,39 +272,31 @@ class _Lowering:
             outputs=outputs,
         )
 
-    def read(
-        self,
-        written: list[Instruction],
-        operand: Operand,
-        codes: Codes,
-        reader: Node | None,
-        under: Node | None,
-    ) -> Source:
-        """The register of an operand in a type. Writes the conversions that lead to it first.
+    def read(self, written: list[Instruction], edge: Edge, codes: Codes) -> Source:
+        """The register of a value or constant in the type in which it is read. Writes the
+        conversions that lead to it first.
 
         Arguments:
           written: the instructions of the reader's block so far.
-          operand: a value or a constant.
+          edge: the read.
           codes: the type.
-          reader: the node that reads the operand; None for the block's results.
-          under: the node whose rules hold for the read; None for the program's results.
         """
-        if isinstance(operand, Constant):
+        if isinstance(operand := edge.operand, Constant):
             return ConstantRegister(operand, codes)
         there = self.there[operand]
         if codes not in there:
-            # Policies do not apply to annotations and to the program's results.
-            free = under is None or under.op == annotate_p.name
-            rules = self.request.rules(under, in_loop=self.loops > 0, free=free, value=operand)
+            rules = self.request.rules(
+                edge.node, value=operand, in_loop=edge.in_loop, free=edge.free
+            )
             parent = self.parents[operand][codes]
-            source = self.read(written, operand, parent, reader, under)
+            source = self.read(written, edge, parent)
             assert isinstance(source, Register)
             written.append(
                 Box(
                     source=source,
                     target=Register(operand, codes),
                     steps=self.space(operand, (parent, codes)).path(parent, codes, rules),
-                    reader=reader,
+                    reader=None if edge.kind == "exit" else edge.node,
                     maker=self.makers.get(operand),
                 )
             )
