@@ -13,7 +13,7 @@ from typing import Literal
 
 from sbp.annotations import Pin, annotate_p
 from sbp.explain.names import Names
-from sbp.explain.subjects import AtomChange, AxisRow, SourcePlace, ValueName, changed_axes
+from sbp.explain.subjects import AtomChange, SourcePlace, ValueName, changed_axes
 from sbp.infer.flow import allowing
 from sbp.infer.pins import pinned_codes
 from sbp.infer.space import Code, Codes, decode, encode
@@ -59,7 +59,6 @@ class Link:
       atom: its code on the mesh axis.
       node: the annotation, operation or region; None at the boundary.
       row: of an operation, its row on the mesh axis.
-      kernel: the kernel that the row runs; empty for the primitive itself.
       partners: of an operation, other operands that decide the atom.
       made: of a conversion, the code before it.
       donor: of a donated output, the input.
@@ -70,8 +69,7 @@ class Link:
     subject: ValueName
     atom: Code
     node: Node | None = None
-    row: AxisRow | None = None
-    kernel: str = ""
+    row: Row | None = None
     partners: "tuple[Partner, ...]" = ()
     made: Code = 0
     donor: ValueName | None = None
@@ -146,7 +144,7 @@ class ConversionNeed:
     number: int = -1
     is_read: bool = True
     region: int = -1
-    row: AxisRow | None = None
+    row: Row | None = None
     partners: PartnerRows | None = None
     blocker: Node | None = None
     donor: ValueName | None = None
@@ -184,7 +182,7 @@ class ConversionReason:
 
     value: ValueName
     maker: Node | None
-    row: AxisRow | None
+    row: Row | None
     needs: tuple[ConversionNeed, ...]
 
     @property
@@ -345,20 +343,17 @@ class Origins:
 
     def _row(self, node: Node, value: int, code: Code, k: int) -> Links:
         chosen, leads = self.program.typing.rows[node.id], self._leads(node, code, k)
-        row = AxisRow.of(chosen.ins, chosen.outs, k)
-        kernel = chosen.kernels[k] if chosen.kernels else ""
         link = Link(
             kind="row" if leads else "new",
             subject=self.label(value),
             atom=code,
             node=node,
-            row=row,
-            kernel="" if kernel == "local" else kernel,
-            passes={row.ins[i] for i in leads} == {code},
+            row=chosen.on(k),
+            passes={chosen.ins[i][k] for i in leads} == {code},
         )
         if not leads:
             return [link], None
-        return self._with_conversion(link, node.inputs[leads[0]], row.ins[leads[0]], k)
+        return self._with_conversion(link, node.inputs[leads[0]], chosen.ins[leads[0]][k], k)
 
     def _partners(self, link: Link, k: int) -> Iterator[Partner]:
         """The other operands that decide the atom of an operation's result: no carries, and none
@@ -373,7 +368,7 @@ class Origins:
             if not (inner or operand == node.inputs[first] or self.is_carry(operand)):
                 assert isinstance(operand, int)
                 *_, last = self._values(operand, k)
-                yield self.label(operand), row.ins[i], self._step(last, k)[0][-1]
+                yield self.label(operand), encode(row.ins[i]), self._step(last, k)[0][-1]
 
     # ---- reasons --------------------------------------------------------------------------------
 
@@ -403,10 +398,10 @@ class Origins:
             needs=needs or (ConversionNeed(kind="conversion", change=change, is_read=False),),
         )
 
-    def chosen_row(self, node: Node, axis: int) -> AxisRow | None:
+    def chosen_row(self, node: Node, axis: int) -> Row | None:
         """The chosen row of an operation; None for regions and operations without operands."""
         row = None if node.regions else self.program.typing.rows.get(node.id)
-        return AxisRow.of(row.ins, row.outs, axis) if row is not None and row.ins else None
+        return row.on(axis) if row is not None and row.ins else None
 
     def takes(self, node: Node, number: int, change: AtomChange) -> list[Row]:
         """The rows of a node that take an operand without a change.

@@ -82,24 +82,6 @@ class ValueName:
 
 
 @dataclass(frozen=True, slots=True)
-class AxisRow:
-    """The row of a node on one mesh axis: codes of its operands and of its results."""
-
-    ins: tuple[Code, ...]
-    outs: tuple[Code, ...]
-
-    @classmethod
-    def of(cls, ins: Sequence[Codes], outs: Sequence[Codes], position: int) -> "AxisRow":
-        """The part of a row that belongs to one mesh axis.
-
-        Arguments:
-          ins, outs: the types of the row's operands and results, in codes.
-          position: the position of the mesh axis.
-        """
-        return cls(tuple(t[position] for t in ins), tuple(t[position] for t in outs))
-
-
-@dataclass(frozen=True, slots=True)
 class AtomChange:
     """The change that a conversion makes on one mesh axis.
 

@@ -69,7 +69,7 @@ class NdRow:
     def on(self, position: int) -> Row:
         """The row on one mesh axis, by its position."""
         ins, outs = (tuple(decode(t[position]) for t in types) for types in (self.ins, self.outs))
-        return Row(ins, outs, self.kernels[position])
+        return Row(ins, outs, *self.kernels[position : position + 1])
 
     def at(self, column: int) -> Codes:
         """The type of an operand by its number, or of a result: results are counted after

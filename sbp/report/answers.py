@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from sbp.errors import counted, seconds_text
 from sbp.explain.origins import Link, without_passing
 from sbp.explain.subjects import (
-    AxisRow,
     Difference,
     SourcePlace,
     Subject,
@@ -24,7 +23,6 @@ from sbp.plan.program import Cost, Program, change_text, place
 from sbp.report.parts import Facts, Page, Part, Section, Table, sentences, table, table_section
 from sbp.report.report import Shown
 from sbp.report.wording import (
-    atoms_text,
     bytes_text,
     deferred_text,
     full_maker_text,
@@ -35,6 +33,7 @@ from sbp.report.wording import (
     signed_text,
     size_text,
 )
+from sbp.signatures import Row
 from sbp.source.reader import source_text
 
 # ---- links --------------------------------------------------------------------------------------
@@ -72,11 +71,10 @@ def link_text(link: Link) -> str:
     )
 
 
-def _row_text(row: AxisRow, link: Link, op: str) -> str:
+def _row_text(row: Row, link: Link, op: str) -> str:
     """The row of an operation, with the other operands that decide the atom and their origins."""
-    kernel = f" by its kernel {link.kernel!r}" if link.kernel else ""
-    outs = atoms_text(row.outs)
-    text = f"{op}: {atoms_text(row.ins)} -> {outs}{kernel}" if row.ins else f"{op} makes it {outs}"
+    kernel = "" if row.kernel == "local" else f" by its kernel {row.kernel!r}"
+    text = f"{op}: {row}{kernel}" if row.ins else f"{op} makes it {', '.join(map(repr, row.outs))}"
     partners = ", ".join(_partner_text(*partner) for partner in link.partners)
     return f"{text}; {partners}" if partners else text
 

@@ -6,7 +6,7 @@ from typing import Any
 from sbp.annotations import annotate_p
 from sbp.errors import Span, bytes_text
 from sbp.explain.origins import ConversionNeed, ConversionReason
-from sbp.explain.subjects import AxisRow, SourcePlace, ValueName
+from sbp.explain.subjects import SourcePlace, ValueName
 from sbp.explain.why import Refusal
 from sbp.infer.space import Code, decode
 from sbp.limits import boxing_text
@@ -75,15 +75,6 @@ def signed_text(value: float, text: Callable[[float], str]) -> str:
 def size_text(facts: Iterable[Any]) -> str:
     """The bytes that several facts have on one device, together."""
     return bytes_text(sum(fact.bytes_per_device for fact in facts))
-
-
-def atoms_text(codes: Sequence[Code]) -> str:
-    """Codes as atoms.
-
-    >>> atoms_text([0, 2, -1])
-    'B, S(1), P(sum)'
-    """
-    return ", ".join(repr(decode(c)) for c in codes)
 
 
 def place_text(at: SourcePlace) -> str:
@@ -165,8 +156,8 @@ def need_text(reason: ConversionReason) -> str:
 
 def full_maker_text(reason: ConversionReason) -> str:
     """The maker of the value with its row, for `plan.why`."""
-    has_row = reason.maker is not None and reason.maker.op != annotate_p.name
-    return maker_text(reason) + (_row(reason.row) if has_row else "")
+    has_row = reason.row and reason.maker is not None and reason.maker.op != annotate_p.name
+    return maker_text(reason) + (f" ({reason.row})" if has_row else "")
 
 
 def full_need_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
@@ -272,17 +263,12 @@ def _sentence(
         allowing=allowing if need.allowing else "",
         blocking=blocking.format(node_text(need.blocker), before) if need.blocker else "",
         partners=_partners(*need.partners) if need.partners else "",
-        row=_row(need.row),
+        row=f" ({need.row})" if need.row else "",
         output=output_name(output_names, need.number),
         donor=need.donor,
         taken="Taken into the body" if need.is_read else "Returned",
         **of_node,
     )
-
-
-def _row(row: AxisRow | None) -> str:
-    """A row in parentheses; empty for none."""
-    return "" if row is None else f" ({atoms_text(row.ins)} -> {atoms_text(row.outs)})"
 
 
 def _partners(
