@@ -341,7 +341,7 @@ class TypeSpace:
             dtype=float,
         )
         self._codes = [{t[position] for t in self.types} for position in range(len(self.sizes))]
-        self._seconds: dict[Rules, np.ndarray] = {}
+        self._seconds = functools.cache(self._cheapest)
         self._collective = functools.cache(mesh.collective)
         self.unlimited = Rules(("auto",) * len(self.sizes))
 
@@ -469,16 +469,20 @@ class TypeSpace:
     def seconds(self, rules: Rules | None = None) -> np.ndarray:
         """Seconds of the cheapest steps between every two types, an array [from, to]. It is
         infinite where the rules allow none. None allows all steps."""
-        rules = rules or self.unlimited
-        if rules not in self._seconds:
-            cost = np.where(np.eye(len(self.types)), 0.0, INFINITE)
-            for i, t in enumerate(self.types):
-                for step in self.steps_from(t):
-                    if rules.allows(step.kind, step.mesh_axes, step.bytes_sent):
-                        j = self.index[step.target]
-                        cost[i, j] = min(cost[i, j], step.seconds)
-            self._seconds[rules] = _closure(cost)
-        return self._seconds[rules]
+        return self._seconds(rules or self.unlimited)
+
+    def _cheapest(self, rules: Rules) -> np.ndarray:
+        cost = np.where(np.eye(len(self.types)), 0.0, INFINITE)
+        for i, t in enumerate(self.types):
+            for step in self.steps_from(t):
+                if rules.allows(step.kind, step.mesh_axes, step.bytes_sent):
+                    j = self.index[step.target]
+                    cost[i, j] = min(cost[i, j], step.seconds)
+        if len(cost) > LARGE:
+            return dijkstra(csgraph_from_dense(cost, null_value=INFINITE))
+        for k in range(len(cost)):
+            np.minimum(cost, cost[:, k, None] + cost[None, k, :], out=cost)
+        return cost
 
     def _of_both(self, bytes_per_second: float) -> np.ndarray:
         """Seconds of the bytes of every two types together, an array [from, to]."""
@@ -510,15 +514,6 @@ class TypeSpace:
                     best[step.target] = total
                     heapq.heappush(queue, (total, next(counter), step.target, (*steps, step)))
         raise SbpInternalError(f"no boxing from {source} to {target} on shape {self.shape}")
-
-
-def _closure(cost: np.ndarray) -> np.ndarray:
-    """The least cost of any number of steps between every two types."""
-    if len(cost) > LARGE:
-        return dijkstra(csgraph_from_dense(cost, null_value=INFINITE))
-    for k in range(len(cost)):
-        np.minimum(cost, cost[:, k, None] + cost[None, k, :], out=cost)
-    return cost
 
 
 # ---- values of a program -------------------------------------------------------------------------
