@@ -4,7 +4,6 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -397,35 +396,6 @@ def _to_bfloat16(graph: Graph, node: Node) -> bool:
 # ---- instructions -------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class Place(LocalContext):
-    """What a kernel can ask about its node and its shards.
-
-    Arguments, after the fields of `LocalContext`:
-      mesh_axes: the names of the mesh axes.
-    """
-
-    mesh_axes: tuple[str, ...]
-
-    def axis_index(self, axis: str) -> Any:
-        """This device's index along a mesh axis."""
-        return lax.axis_index(axis)
-
-    def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
-        """`x` of the device that is paired with this one as its source; zeros for no pair.
-
-        Arguments:
-          x: this device's array.
-          axis: the mesh axis.
-          pairs: (source, target) indices on the axis.
-        """
-        return lax.ppermute(x, axis, pairs)
-
-    def is_first_device(self) -> Any:
-        """True on the device with index 0 on every mesh axis."""
-        return lax.axis_index(self.mesh_axes) == 0
-
-
 class Tracing:
     """How JAX traces an instruction and a scan in place."""
 
@@ -566,7 +536,7 @@ class Interpreter:
                 results = _jax.bind(node.primitive, args, node.params)
             else:
                 ins = tuple(map(self.graph.aval, node.inputs))
-                place = Place(
+                place = LocalContext(
                     node.params,
                     ins,
                     outs,

@@ -5,12 +5,12 @@ Importing `sbp.signatures.families` fills the registry."""
 
 import functools
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax.numpy as jnp
+from jax import lax
 
 from sbp import _jax
 from sbp.errors import SbpError, SbpInternalError, nearest
@@ -202,7 +202,7 @@ SplitAxes = tuple[tuple[tuple[tuple[str, int], ...], ...], ...]
 
 
 @dataclass(eq=False)
-class LocalContext(ABC):
+class LocalContext:
     """What a local kernel may ask: the equation on global shapes, and this device's shards.
 
     Arguments:
@@ -214,6 +214,7 @@ class LocalContext(ABC):
       primitive: the JAX primitive.
       in_splits: the mesh axes that split the operands.
       out_splits: the mesh axes that split the results.
+      mesh_axes: the names of the mesh axes.
     """
 
     params: dict[str, Any]
@@ -224,12 +225,12 @@ class LocalContext(ABC):
     primitive: Any
     in_splits: SplitAxes
     out_splits: SplitAxes
+    mesh_axes: tuple[str, ...]
 
-    @abstractmethod
     def axis_index(self, axis: str) -> Any:
         """This device's index along a mesh axis."""
+        return lax.axis_index(axis)
 
-    @abstractmethod
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
         """Sends `x` along a mesh axis, as `jax.lax.ppermute` does.
 
@@ -242,10 +243,11 @@ class LocalContext(ABC):
         Returns:
           The `x` of the device that sends to this one; zeros where no device does.
         """
+        return lax.ppermute(x, axis, pairs)
 
-    @abstractmethod
     def is_first_device(self) -> Any:
         """True on the device whose index is 0 on every mesh axis."""
+        return lax.axis_index(self.mesh_axes) == 0
 
     def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
         """Names and sizes of the mesh axes that split a dim of an operand, outer axes first.

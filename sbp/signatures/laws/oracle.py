@@ -457,6 +457,7 @@ class Oracle:
                     *shapes,
                     self.primitive,
                     *axes,
+                    tuple(index),
                     index,
                 )
                 return found.local(place, args)
