@@ -69,8 +69,7 @@ def with_axis_types(mesh: Mesh | AbstractMesh, kind: AxisType) -> Mesh | Abstrac
 
 def _dims(codes: Codes, mesh: MeshSpec, ndim: int) -> list[Any]:
     """The entry of each dim in a spec: the mesh axes that split it, outer first."""
-    dims = [[name for name, _ in split_axes(codes, mesh, dim)] for dim in range(ndim)]
-    return [tuple(d) if len(d) > 1 else d[0] if d else None for d in dims]
+    return [tuple(name for name, _ in split_axes(codes, mesh, d)) or None for d in range(ndim)]
 
 
 def place_array(x: Any, sharding: NamedSharding) -> jax.Array:
