@@ -118,8 +118,7 @@ def native_partials(
             )
             found: dict[int, frozenset[str]] = defaultdict(frozenset)
             if decision.kind == "row" and node is not None:
-                ins = [graph.aval(o) for o in node.inputs]
-                outs = [graph.avals[o] for o in node.outputs]
+                ins, outs = (tuple(map(graph.aval, v)) for v in (node.inputs, node.outputs))
                 rows = (
                     row
                     for k in (every if node.op in REGION_OPS else positions.values())
@@ -440,8 +439,7 @@ class Request:
         """
         if communicates is None:
             communicates = self.rules(node).policies[position] == "auto"
-        ins = [self.graph.aval(o) for o in node.inputs[operands]]
-        outs = [self.graph.avals[o] for o in node.outputs[operands]]
+        ins, outs = (tuple(map(self.graph.aval, v[operands])) for v in (node.inputs, node.outputs))
         table = self.caches.table(self.mesh, communicates=communicates)
         return table.rows_on(node, node.id in self.rounding, ins, outs, position)
 
