@@ -20,7 +20,6 @@ from sbp.signatures.factors import (
 )
 from sbp.signatures.kernels.halo import (
     Exchange,
-    Exchanges,
     Need,
     Pieces,
     Windows,
@@ -69,7 +68,7 @@ def halo_rows(op: Op, dims: Sequence[int]) -> list[Row]:
     return [row for row in rows if any(isinstance(a, Split) for a in row.ins)]
 
 
-def window_exchanges(op: Op, row: Row, windows_of: Callable[..., Windows]) -> Exchanges:
+def window_exchanges(op: Op, row: Row, windows_of: Callable[..., Windows]) -> list[Exchange]:
     """One exchange for each operand that windows read along the split dim.
 
     Arguments:
@@ -88,7 +87,7 @@ def window_exchanges(op: Op, row: Row, windows_of: Callable[..., Windows]) -> Ex
 
 def exchanging(
     needs_of: Callable[[Op, int], Iterable[tuple[int, Need | Pieces]]],
-) -> Callable[[Op, Row], Exchanges]:
+) -> Callable[[Op, Row], list[Exchange]]:
     """The `exchanges` of a rule: one for each need of an operand that is split.
 
     Arguments:
@@ -96,7 +95,7 @@ def exchanging(
           and the dim that a row splits.
     """
 
-    def exchanges(op: Op, row: Row) -> Exchanges:
+    def exchanges(op: Op, row: Row) -> list[Exchange]:
         d = split_dim(row)
         return [
             Exchange(k, (d,), need, need.width)
@@ -380,7 +379,7 @@ def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return bind_with(ctx, (x,), new_sizes=ctx.local_outs[0], dimensions=None)
 
 
-def _reshape_exchanges(op: Op, row: Row) -> Exchanges:
+def _reshape_exchanges(op: Op, row: Row) -> list[Exchange]:
     """The exchange of the group of dims whose leading dim the row splits."""
     order, groups = _groups(op.params, op.ins[0], op.outs[0])
     group = next(

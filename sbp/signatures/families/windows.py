@@ -27,7 +27,7 @@ from sbp.signatures.families.structural import (
     windows_along,
 )
 from sbp.signatures.kernels.halo import (
-    Exchanges,
+    Exchange,
     Need,
     Windows,
     fetch_filled,
@@ -344,7 +344,7 @@ def _are_several(bases: Iterable[int]) -> bool:
     return sum(base > 1 for base in bases) > 1
 
 
-def _conv_exchanges(op: Op, row: Row) -> Exchanges:
+def _conv_exchanges(op: Op, row: Row) -> list[Exchange]:
     """The halo of the image along the spatial dim that the row splits."""
     for i, j, _, windows in _spatial(op.params, op.ins[0], op.ins[1], op.outs[0]):
         if row.ins[0] == Split(i):
@@ -515,7 +515,7 @@ def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return bind_with(ctx, [*fetched, *others], **changes)
 
 
-def _reduce_exchanges(op: Op, row: Row) -> Exchanges:
+def _reduce_exchanges(op: Op, row: Row) -> list[Exchange]:
     return window_exchanges(op, row, windows_of)
 
 

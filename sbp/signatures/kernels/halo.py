@@ -531,9 +531,6 @@ class Exchange:
     after: int
 
 
-Exchanges = list[Exchange]
-
-
 def _exchanges(op: Op, row: Row) -> Sequence[Exchange]:
     """The exchanges of an equation under a row with the halo kernel."""
     rule = rule_for(op.name)
