@@ -74,9 +74,11 @@ def asked_text(site: PinSite, code: Code, seen: Code | None = None) -> str:
     written = _written_dim(site) if behind is None and code == own else None
     if written is not None:
         return repr(decode(1 + written))
-    if behind is None or 0 < code <= behind:
-        return f"{decode(code)!r} {BATCHED}"
-    return repr(decode(code - behind if code > 0 else code))
+    return (
+        f"{decode(code)!r} {BATCHED}"
+        if behind is None or 0 < code <= behind
+        else repr(decode(code - behind if code > 0 else code))
+    )
 
 
 # ---- names --------------------------------------------------------------------------------------
@@ -236,9 +238,13 @@ class Names(Dataflow):
             self.value(o) or (self.entering(o, node) if isinstance(o, int) else "")
             for o in node.inputs
         ]
-        if names[0] == texts[0] or names[1] == texts[1]:
-            return parts
-        return parts[::-1] if names[0] == texts[1] or names[1] == texts[0] else []
+        return (
+            parts
+            if names[0] == texts[0] or names[1] == texts[1]
+            else parts[::-1]
+            if names[0] == texts[1] or names[1] == texts[0]
+            else []
+        )
 
     def operand_names(self, node: Node) -> tuple[str, ...]:
         """The name of each operand of a node in a diagnosis. Each operand has one, and different

@@ -351,9 +351,11 @@ class Origins:
             row=chosen.on(k),
             passes={chosen.ins[i][k] for i in leads} == {code},
         )
-        if not leads:
-            return [link], None
-        return self._with_conversion(link, node.inputs[leads[0]], chosen.ins[leads[0]][k], k)
+        return (
+            self._with_conversion(link, node.inputs[leads[0]], chosen.ins[leads[0]][k], k)
+            if leads
+            else ([link], None)
+        )
 
     def _partners(self, link: Link, k: int) -> Iterator[Partner]:
         """The other operands that decide the atom of an operation's result: no carries, and none

@@ -123,9 +123,7 @@ def plan_deferred(request: Request, group: "Group", need: ConversionNeed) -> Pro
     # Others are in the program since conversions were shared.
     known = all(at[1] in present for at in conditions)
     program = PlanSearch(request, conditions=conditions).cheapest() if known else None
-    if program is None:
-        return "elsewhere"
-    return program if program.fits else "memory"
+    return "elsewhere" if program is None else program if program.fits else "memory"
 
 
 # ---- conversions --------------------------------------------------------------------------------
