@@ -23,9 +23,11 @@ from sbp.types import MONOIDS, Unreduced
 
 def localise(aval: Any, code: Code, n: int) -> Any:
     """The shape, dtype and memory of one of the `n` shards of a value under a code."""
-    if code <= 0:
-        return aval
-    return _split_aval(tuple(aval.shape), aval.dtype, _jax.in_host(aval), code - 1, n)
+    return (
+        aval
+        if code <= 0
+        else _split_aval(tuple(aval.shape), aval.dtype, _jax.in_host(aval), code - 1, n)
+    )
 
 
 @functools.lru_cache(maxsize=65536)
@@ -235,9 +237,11 @@ class RowTable:
         """
         found = self._extend(node, rounds, native, wanted, (tuple(ins), tuple(outs)))
         rule = rule_for(node.op)
-        if rule is None or (fits := rule.fits) is None:
-            return found
-        return (r for r in found if fits(node.params, self.mesh.axes, (*r.ins, *r.outs)))
+        return (
+            found
+            if rule is None or (fits := rule.fits) is None
+            else (r for r in found if fits(node.params, self.mesh.axes, (*r.ins, *r.outs)))
+        )
 
     def operation(self, node: Node, rounds: bool) -> int:
         """The number of a node's operator and parameters; equal ones have one number. Nodes that

@@ -286,9 +286,13 @@ def typing_fields(flow: Flow, choices: Sequence[Choice]) -> dict[str, Any]:
 def _type_at(choices: Sequence[Choice], end: End) -> Codes:
     """The type of an end under the choice of each decision."""
     chosen = choices[end.variable]
-    if isinstance(chosen, NdRow):
-        return chosen.at(end.column)
-    return stack(chosen) if end.column else chosen
+    return (
+        chosen.at(end.column)
+        if isinstance(chosen, NdRow)
+        else stack(chosen)
+        if end.column
+        else chosen
+    )
 
 
 # ---- certificate ---------------------------------------------------------------------------------

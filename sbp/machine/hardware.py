@@ -577,14 +577,22 @@ def arrangement(
         return "as it is"
     if 0 < dim == last and block >= BROAD_BLOCK:
         return "blocks first"
-    if last > 1 and dim < last:
-        return "dim first"
-    return "rows of lanes" if math.prod(shape) // devices % TILE[1] == 0 else "exchange"
+    return (
+        "dim first"
+        if last > 1 and dim < last
+        else "rows of lanes"
+        if math.prod(shape) // devices % TILE[1] == 0
+        else "exchange"
+    )
 
 
 def _suits(shape: Sequence[int], dim: int, block: int, itemsize: int) -> bool:
     """Whether blocks of a dim are whole tiles, or lie one after the other."""
     last = len(shape) - 1
-    if dim == last:
-        return block * itemsize % (TILE[1] * WORD_BYTES) == 0
-    return block % TILE[0] == 0 if dim == last - 1 else dim == 0
+    return (
+        block * itemsize % (TILE[1] * WORD_BYTES) == 0
+        if dim == last
+        else block % TILE[0] == 0
+        if dim == last - 1
+        else dim == 0
+    )

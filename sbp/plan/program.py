@@ -301,9 +301,13 @@ def place(span: Span) -> str:
 def node_place(node: Node) -> str:
     """The source line of a node as a phrase: `at file:line`; `in the gradient of file:line` for a
     node of a backward pass."""
-    if node.span is None:
-        return "in generated code"
-    return f"in the gradient of {place(node.span)}" if node.backward else f"at {place(node.span)}"
+    return (
+        "in generated code"
+        if node.span is None
+        else f"in the gradient of {place(node.span)}"
+        if node.backward
+        else f"at {place(node.span)}"
+    )
 
 
 def shape_text(aval: Any, codes: Codes | None = None, sizes: Sequence[int] = ()) -> str:
