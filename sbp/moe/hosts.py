@@ -25,9 +25,11 @@ def is_first() -> bool:
 
 def gather(number: int) -> list[int]:
     """The numbers of all processes. Each process gives one, and all get the list."""
-    if jax.process_count() == 1:
-        return [number]
-    return [int(n) for n in multihost_utils.process_allgather(np.int32(number))]
+    return (
+        [number]
+        if jax.process_count() == 1
+        else [int(n) for n in multihost_utils.process_allgather(np.int32(number))]
+    )
 
 
 def from_first(make: Callable[[], T]) -> T:

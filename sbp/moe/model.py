@@ -113,9 +113,11 @@ class Stack:
           x [G, S, M]; auxiliary losses, leaves [L]; counts stacked on dim 0.
         """
         layers = params, jnp.arange(jax.tree.leaves(params)[0].shape[0])
-        if self.sharding.pipeline is not None:
-            return self._in_stages(self.sharding.pipeline, layers, x)
-        return self._layers(layers, x)
+        return (
+            self._in_stages(self.sharding.pipeline, layers, x)
+            if self.sharding.pipeline is not None
+            else self._layers(layers, x)
+        )
 
     def _layers(
         self, layers: tuple[Tree, jax.Array], x: jax.Array

@@ -184,9 +184,9 @@ def stacked_dims(params: Tree) -> Tree:
 
     def count(path: tuple[Any, ...], _: Any) -> int:
         names = [getattr(entry, "key", "") for entry in path]
-        if names[0] not in ("encoder", "decoder"):
-            return 0
-        return 2 if names[-1] in EXPERT_WEIGHTS else 1
+        return (
+            0 if names[0] not in ("encoder", "decoder") else 2 if names[-1] in EXPERT_WEIGHTS else 1
+        )
 
     return jax.tree_util.tree_map_with_path(count, params)
 
