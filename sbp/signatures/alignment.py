@@ -46,9 +46,11 @@ def padded_at(node: Node, dim: int) -> tuple[int, int] | None:
     if node.op != "pad":
         return None
     config = [tuple(map(int, c)) for c in node.params["padding_config"]]
-    if any(c != (0, 0, 0) for d, c in enumerate(config) if d != dim):
-        return None
-    return config[dim][0], config[dim][2] + 1
+    return (
+        None
+        if any(c != (0, 0, 0) for d, c in enumerate(config) if d != dim)
+        else (config[dim][0], config[dim][2] + 1)
+    )
 
 
 def places(graph: Graph, node: Node) -> list[tuple[Operand, int, int]]:
@@ -155,9 +157,11 @@ def with_alignment(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
             lifts[node].write(node)
         else:
             maker.nodes.append((_put_back(maker, node) if node.op == "pad" else None) or node)
-    if tuple(maker.nodes) == graph.nodes:
-        return graph
-    return dataclasses.replace(graph, nodes=tuple(without_unread(maker.nodes, asked)))
+    return (
+        graph
+        if tuple(maker.nodes) == graph.nodes
+        else dataclasses.replace(graph, nodes=tuple(without_unread(maker.nodes, asked)))
+    )
 
 
 def _put_back(maker: Maker, node: Node) -> Node | None:

@@ -286,9 +286,11 @@ def traces_to(
 
 
 def _same_operand(found: Any, wanted: Any) -> bool:
-    if not is_literal(wanted) or not is_literal(found):
-        return found is wanted
-    return _equal(*(np.asarray(x.val, x.aval.dtype) for x in (found, wanted)))
+    return (
+        found is wanted
+        if not is_literal(wanted) or not is_literal(found)
+        else _equal(*(np.asarray(x.val, x.aval.dtype) for x in (found, wanted)))
+    )
 
 
 def _is_same(found: Any, eqn: Any) -> bool:

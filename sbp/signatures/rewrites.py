@@ -460,9 +460,11 @@ def _holds_exactly(counter: Any) -> bool:
       counter: its shape and dtype.
     """
     last = max(counter.shape) - 1
-    if jnp.issubdtype(counter.dtype, jnp.integer):
-        return last <= jnp.iinfo(counter.dtype).max
-    return last <= 2 ** (jnp.finfo(counter.dtype).nmant + 1)
+    return (
+        last <= jnp.iinfo(counter.dtype).max
+        if jnp.issubdtype(counter.dtype, jnp.integer)
+        else last <= 2 ** (jnp.finfo(counter.dtype).nmant + 1)
+    )
 
 
 # ---- casts ahead of loops -----------------------------------------------------------------------

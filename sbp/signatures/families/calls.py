@@ -160,9 +160,13 @@ def _block_size(block: Any) -> int | None:
     index."""
     from jax.experimental import pallas  # loaded already where there is a kernel, slow elsewhere
 
-    if isinstance(block, pallas.Squeezed):
-        return 1
-    return block.block_size if isinstance(block, pallas.Blocked) else None
+    return (
+        1
+        if isinstance(block, pallas.Squeezed)
+        else block.block_size
+        if isinstance(block, pallas.Blocked)
+        else None
+    )
 
 
 def _flops(params: dict[str, Any], ins: Sequence[Any], outs: Sequence[Any]) -> float:

@@ -240,9 +240,11 @@ rule("rng_bit_generator", traits=Traits(generates="draws"), local=_bit_generator
 def _iota_2x32_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """The counters of the shard."""
     shape, whole = ctx.local_outs[0], tuple(ctx.global_outs[0].shape)
-    if shape == whole:
-        return bind_with(ctx, ())
-    return list(counters(shape, whole, [ctx.out_offset(0, d) for d in range(len(shape))]))
+    return (
+        bind_with(ctx, ())
+        if shape == whole
+        else list(counters(shape, whole, [ctx.out_offset(0, d) for d in range(len(shape))]))
+    )
 
 
 # The counters themselves.

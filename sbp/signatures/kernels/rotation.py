@@ -325,9 +325,11 @@ def rotate_product(
         k, dim = first.operand, first.dim
         whole = gather_shards(ctx, operands[k], first)
         operands[k] = lax.slice_in_dim(whole, 0, ctx.global_ins[k].shape[dim], axis=dim)
-    if not rotating:
-        return product(*operands, ctx.global_outs[0].dtype)
-    return _around(ctx, m, operands, rotating[-1], product)
+    return (
+        product(*operands, ctx.global_outs[0].dtype)
+        if not rotating
+        else _around(ctx, m, operands, rotating[-1], product)
+    )
 
 
 def _around(

@@ -39,9 +39,9 @@ def neutral(monoid: str, dtype: Any) -> Any:
 
 def in_rows(x: Any) -> Any:
     """An array laid out row by row, whatever layout the compiler would choose."""
-    if x.ndim < 2:
-        return x
-    return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
+    return (
+        x if x.ndim < 2 else with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
+    )
 
 
 def reduce_dims(x: Any, monoid: str, dims: int | tuple[int, ...]) -> Any:

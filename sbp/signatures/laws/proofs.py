@@ -349,9 +349,13 @@ def join(monoid: str, x: Term, y: Term, unsigned: bool = False) -> Term:
 
 def variable(name: str, dtype: np.dtype) -> Term:
     """A variable for any value of a dtype."""
-    if dtype == np.bool_:
-        return z3.Bool(name)
-    return z3.BitVec(name, BITS) if jnp.issubdtype(dtype, np.integer) else z3.Real(name)
+    return (
+        z3.Bool(name)
+        if dtype == np.bool_
+        else z3.BitVec(name, BITS)
+        if jnp.issubdtype(dtype, np.integer)
+        else z3.Real(name)
+    )
 
 
 def _select(index: Term, *cases: Term) -> Term:
@@ -634,6 +638,4 @@ def row_status(op: Op, row: Row) -> Status:
     if name is not None:
         return "proved" if _is_proved(name) else "assumed"
     found = theorem(op, row)
-    if found is None:
-        return "enumerated"
-    return "proved" if decide(found) == "proved" else "assumed"
+    return "enumerated" if found is None else "proved" if decide(found) == "proved" else "assumed"
