@@ -619,9 +619,13 @@ class _Reading:
             return "pipeline" if self._takes_turns(node.inputs[weight[0]], k) else "expert"
         if own > 0 or other < 0:
             return "tensor"
-        if other == 0:
-            return "none"
-        return "space" if row.kernels and kernel_named(row.kernels[k]).widens is not None else part
+        return (
+            "none"
+            if other == 0
+            else "space"
+            if row.kernels and kernel_named(row.kernels[k]).widens is not None
+            else part
+        )
 
     def _part(self, k: int) -> Role:
         """What products split whose weights are whole."""

@@ -199,9 +199,11 @@ def run_step(x: Any, global_shape: Sequence[int], step: Step, mesh: MeshSpec) ->
             part = lax.dynamic_slice_in_dim(x, start, there[d], d, allow_negative_indices=False)
             return _apart(part)
         case "mask", _, Unreduced(monoid=monoid):
-            if monoid not in ("sum", "prod"):
-                return x
-            return jnp.where(lax.axis_index(names[0]) == 0, x, neutral(monoid, x.dtype))
+            return (
+                x
+                if monoid not in ("sum", "prod")
+                else jnp.where(lax.axis_index(names[0]) == 0, x, neutral(monoid, x.dtype))
+            )
         case "zero_pad", Split(dim=d), Unreduced(monoid=monoid):
             shape = (*x.shape[:d], n * x.shape[d], *x.shape[d + 1 :])
             whole = jnp.full(shape, neutral(monoid, x.dtype))
