@@ -584,9 +584,11 @@ def product_seconds(
     itemsize = max(_jax.itemsize(graph.aval(o).dtype) for o in node.inputs)
     rate = hardware.product_flops_per_second(itemsize, _precision(node))
     rows = min(traits.sides(node.params, ins)) if traits.sides else hardware.product_rows
-    if rows == 1 and hardware.vector_flops_per_second is not None:
-        return flops / hardware.vector_flops_per_second
-    return flops / rate * max(1.0, hardware.product_rows / max(1, rows))
+    return (
+        flops / hardware.vector_flops_per_second
+        if rows == 1 and hardware.vector_flops_per_second is not None
+        else flops / rate * max(1.0, hardware.product_rows / max(1, rows))
+    )
 
 
 def local_seconds(

@@ -537,9 +537,13 @@ class Request:
           "program" or "axis" for the options of `sbp.jit`, "region" for a region around the node.
         """
         name = self.mesh.names[position]
-        if node is not None and any(axis in ("", name) for _, axis in policies_in(node.scope)):
-            return "region"
-        return "axis" if any(self.axis_policies) and self.axis_policies[position] else "program"
+        return (
+            "region"
+            if node is not None and any(axis in ("", name) for _, axis in policies_in(node.scope))
+            else "axis"
+            if any(self.axis_policies) and self.axis_policies[position]
+            else "program"
+        )
 
     def ban(self, budget: Budget) -> Ban:
         """What a budget forbids on the mesh."""

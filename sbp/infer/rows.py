@@ -154,9 +154,11 @@ class RowTable:
         if node.op == SHARD_MAP:
             where = f" at {node.span}" if node.span else ""
             check_mesh(node.params, self.mesh.names, self.mesh.sizes, where)
-        if node.op in REGION_OPS:
-            return region_rows(Op(node.op, node.params, tuple(ins), tuple(outs), n), name)
-        return self._rows_of(node, rounds, ins, outs, n)
+        return (
+            region_rows(Op(node.op, node.params, tuple(ins), tuple(outs), n), name)
+            if node.op in REGION_OPS
+            else self._rows_of(node, rounds, ins, outs, n)
+        )
 
     @_once
     def _rows_of(

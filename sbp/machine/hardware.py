@@ -189,11 +189,13 @@ class Hardware:
             return self.flops_per_second
         default = self.f32_flops_per_second or self.flops_per_second
         highest = self.highest_flops_per_second or default
-        if precision == "highest" or itemsize > 4:
-            return highest
         return (
-            default if precision == "default" else min(default, 2 * highest)
-        )  # three passes of 16 bits for six
+            highest
+            if precision == "highest" or itemsize > 4
+            else default
+            if precision == "default"
+            else min(default, 2 * highest)  # three passes of 16 bits for six
+        )
 
 
 # ---- device kinds -------------------------------------------------------------------------------

@@ -276,6 +276,10 @@ def _decided(
 ) -> dict[str, Any]:
     """What a decision decides: the row of an operation, the type of values, each with whether the
     values are stacks of it, or that of a result of the program."""
-    if decision.kind == "row" and decision.node is not None:
-        return {"row": writer.numbers[decision.node.id]}
-    return {"result": decision.position} if decision.kind == "output" else {"values": made}
+    return (
+        {"row": writer.numbers[decision.node.id]}
+        if decision.kind == "row" and decision.node is not None
+        else {"result": decision.position}
+        if decision.kind == "output"
+        else {"values": made}
+    )

@@ -256,12 +256,15 @@ def fuses(instruction: Instruction, avals: Mapping[int, Any]) -> bool:
       instruction: the instruction.
       avals: shapes of its values.
     """
-    if isinstance(instruction, Box):
-        return not instruction.bytes_sent
-    return _is_plain(instruction) and fuses_with_readers(
-        instruction.node.op,
-        [avals[s.value].shape for s in instruction.ins if isinstance(s, Register)],
-        [avals[r.value].shape for r in instruction.outs],
+    return (
+        not instruction.bytes_sent
+        if isinstance(instruction, Box)
+        else _is_plain(instruction)
+        and fuses_with_readers(
+            instruction.node.op,
+            [avals[s.value].shape for s in instruction.ins if isinstance(s, Register)],
+            [avals[r.value].shape for r in instruction.outs],
+        )
     )
 
 

@@ -45,11 +45,13 @@ class Numbering:
 
     def of(self, operand: Operand) -> Hashable:
         """The number of a value, or a key for a constant."""
-        if not isinstance(operand, Constant):
-            return self._of[operand]
-        if np.ndim(operand.value) == 0 and not _jax.is_extended(operand.aval.dtype):
-            return ("constant", str(operand.aval.dtype), np.asarray(operand.value).tobytes())
-        return ("array", id(operand.value))
+        return (
+            self._of[operand]
+            if not isinstance(operand, Constant)
+            else ("constant", str(operand.aval.dtype), np.asarray(operand.value).tobytes())
+            if np.ndim(operand.value) == 0 and not _jax.is_extended(operand.aval.dtype)
+            else ("array", id(operand.value))
+        )
 
     def _number(self, key: Any) -> int:
         number = self._known.setdefault(key, len(self._known))

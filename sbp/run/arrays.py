@@ -176,9 +176,11 @@ class Partial(_InParts):
         if mesh is not None:
             check_alive(self.parts, "this Partial")
             return _on_mesh(self, mesh)
-        if self.monoid != "sum" or not is_real(x.dtype):
-            return reduce_dims(x, self.monoid, dims)
-        return reduce_dims(jnp.asarray(x, sum_dtype(x.dtype)), "sum", dims).astype(x.dtype)
+        return (
+            reduce_dims(x, self.monoid, dims)
+            if self.monoid != "sum" or not is_real(x.dtype)
+            else reduce_dims(jnp.asarray(x, sum_dtype(x.dtype)), "sum", dims).astype(x.dtype)
+        )
 
     def _mesh(self) -> Mesh | None:
         """The mesh of the parts; None where they are on no mesh that has the axes of the type, and

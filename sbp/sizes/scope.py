@@ -178,9 +178,13 @@ def map_sizes(value: Any, of: Callable[[Any], Any]) -> Any:
     match value:
         case tuple() | list():
             items = [map_sizes(v, of) for v in value]
-            if all(a is b for a, b in zip(items, value, strict=True)):
-                return value
-            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+            return (
+                value
+                if all(a is b for a, b in zip(items, value, strict=True))
+                else type(value)(*items)
+                if hasattr(value, "_fields")
+                else type(value)(items)
+            )
         case dict():
             return {k: map_sizes(v, of) for k, v in value.items()}
         case _ if (

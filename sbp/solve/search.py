@@ -312,9 +312,11 @@ class Search:
         Returns:
           None when no choice with a finite cost was found.
         """
-        if self.best is None or not math.isfinite(self.cost):
-            return None
-        return Solution(states=self.best, cost=self.cost, lower_bound=min(bound, self.cost))
+        return (
+            None
+            if self.best is None or not math.isfinite(self.cost)
+            else Solution(states=self.best, cost=self.cost, lower_bound=min(bound, self.cost))
+        )
 
     def run(self, core: Core) -> float:
         """Searches a reduced core.
