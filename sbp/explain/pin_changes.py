@@ -296,15 +296,17 @@ def edits_of(request: Request, site: PinSite, wanted: Wanted) -> tuple[Edit, ...
     if site.source == "annotation" and not site.is_input:
         pin: Pin = site.nodes[0].params["pin"]
         is_constraint = pin.asked_by in CONSTRAINTS
-        if _serves_others(request, site) or (pin.asked_by and not is_constraint):
-            return ()
-        return repinned_source(
-            site.span,
-            atoms,
-            _part(request, site),
-            free=free,
-            reduce_dtype=pin.reduce_dtype,
-            is_constraint=is_constraint,
+        return (
+            ()
+            if _serves_others(request, site) or (pin.asked_by and not is_constraint)
+            else repinned_source(
+                site.span,
+                atoms,
+                _part(request, site),
+                free=free,
+                reduce_dtype=pin.reduce_dtype,
+                is_constraint=is_constraint,
+            )
         )
     option = "in_types" if site.is_input else "out_types"
     value: Any = repr(NdSbp(atoms, free)) if atoms else None
@@ -363,13 +365,15 @@ def carried_inputs(request: Request, site: PinSite) -> dict[int, NdSbp]:
       The type by position; empty when the edited input has its type from `in_types`.
     """
     demand, names = request.demand, request.mesh.names
-    if not site.is_input or demand.source(site.position) != "argument":
-        return {}
-    return {
-        i: NdSbp({a: decode(c) for a, c in zip(names, codes, strict=True) if c is not None})
-        for i, codes in enumerate(demand.inputs)
-        if i != site.position and codes is not None and demand.source(i) == "argument"
-    }
+    return (
+        {}
+        if not site.is_input or demand.source(site.position) != "argument"
+        else {
+            i: NdSbp({a: decode(c) for a, c in zip(names, codes, strict=True) if c is not None})
+            for i, codes in enumerate(demand.inputs)
+            if i != site.position and codes is not None and demand.source(i) == "argument"
+        }
+    )
 
 
 def carried_text(request: Request, *sites: PinSite) -> str:

@@ -73,9 +73,13 @@ def plan_of(request: Request) -> Program | Refusal:
     if program is not None:
         return program
     fault = check(request)
-    if fault.status == "unsat":
-        return request, fault
-    return "joint" if request.memory_limit is None else "memory"
+    return (
+        (request, fault)
+        if fault.status == "unsat"
+        else "joint"
+        if request.memory_limit is None
+        else "memory"
+    )
 
 
 # ---- deferral -----------------------------------------------------------------------------------

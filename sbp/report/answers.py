@@ -266,9 +266,11 @@ def _alternatives(why: Why) -> Section:
 
 
 def _alternative(why: Why, one: Alternative) -> tuple[str, ...]:
-    if one.cost is None:
-        return one.change, "no typing", "", "", refusal_text(one.refusal) if one.refusal else ""
-    return one.change, repr(one.type), *_figures(one.cost), difference(one.cost, why.cost)
+    return (
+        (one.change, "no typing", "", "", refusal_text(one.refusal) if one.refusal else "")
+        if one.cost is None
+        else (one.change, repr(one.type), *_figures(one.cost), difference(one.cost, why.cost))
+    )
 
 
 def _figures(cost: Cost) -> tuple[str, str]:

@@ -79,19 +79,21 @@ def finding(diagnostic: Diagnostic) -> ShownDiagnostic:
 def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
     """The diagnostics of an error. An error without any becomes one, at the line that it names or
     else at the user's line that raised it."""
-    if isinstance(error, SbpTypeError):
-        return error.diagnostics
     return (
-        Diagnostic(
-            code=error.code,
-            severity="error",
-            title=error.title,
-            labels=(
-                *change.labels_at([error.span or _jax.raising_span(error)], ""),
-                *error.related,
+        error.diagnostics
+        if isinstance(error, SbpTypeError)
+        else (
+            Diagnostic(
+                code=error.code,
+                severity="error",
+                title=error.title,
+                labels=(
+                    *change.labels_at([error.span or _jax.raising_span(error)], ""),
+                    *error.related,
+                ),
+                notes=tuple(f"  {line}" for line in error.details),
             ),
-            notes=tuple(f"  {line}" for line in error.details),
-        ),
+        )
     )
 
 

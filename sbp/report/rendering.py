@@ -347,12 +347,14 @@ def page_html(page: Page, *, standalone: bool = False) -> str:
     title = _tag("h1" if standalone else "p.title", _text(page.title)) if page.title else ""
     body = "\n".join(_part_html(part, standalone) for part in page.parts)
     fragment = _tag("div.sbp", f"\n{title}\n{body}\n") + "\n"
-    if not standalone:
-        return fragment
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>sbp report</title>'
-        "<style>:root{color-scheme:light dark;background:Canvas;color:CanvasText}"
-        f"body{{margin:1.5em}}</style></head><body><main>\n{fragment}</main></body></html>\n"
+        fragment
+        if not standalone
+        else (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>sbp report</title>'
+            "<style>:root{color-scheme:light dark;background:Canvas;color:CanvasText}"
+            f"body{{margin:1.5em}}</style></head><body><main>\n{fragment}</main></body></html>\n"
+        )
     )
 
 
@@ -497,9 +499,13 @@ def _cells(text: str, start: int, end: int) -> int:
 def _indent(before: str) -> str:
     """What moves marks below the character behind `before`: blanks and tabs, or `before` itself,
     unseen, where its characters may be wider than others."""
-    if before.isascii():
-        return "".join(c if c == "\t" else " " for c in before)
-    return _tag("span.unseen", html.escape(before, quote=False), f'aria-hidden="true" {_ISOLATED}')
+    return (
+        "".join(c if c == "\t" else " " for c in before)
+        if before.isascii()
+        else _tag(
+            "span.unseen", html.escape(before, quote=False), f'aria-hidden="true" {_ISOLATED}'
+        )
+    )
 
 
 # ---- progress -----------------------------------------------------------------------------------

@@ -156,10 +156,12 @@ class Report(Shows):
         return Shown(page=self._shown(short=True))
 
     def _shown(self, *, short: bool = False) -> Page:
-        if self.program is None:
-            return pages.refusal(self.title, self.diagnostics, self.coverage)
-        return pages.plan_page(
-            self.program, self.title, self.output_names, self.diagnostics, short=short
+        return (
+            pages.refusal(self.title, self.diagnostics, self.coverage)
+            if self.program is None
+            else pages.plan_page(
+                self.program, self.title, self.output_names, self.diagnostics, short=short
+            )
         )
 
     @takes("Report.picture", skip=1, axis=or_none(TEXT), by=or_none(one_of(flows.GROUPINGS)))

@@ -118,11 +118,13 @@ def node_text(node: Node, beside: Node | None = None) -> str:
             else f"the annotation{quote(span)} at {place(span)}"
         )
     at = SourcePlace.of(node)
-    if at.span is None:
-        return f"{node.name} in generated code"
-    if beside is not None and (at.span, at.gradient) == (users_span(beside), beside.in_gradient):
-        return f"{node.name} there"
-    return f"{node.name}{quote(at.span)} {place_text(at)}"
+    return (
+        f"{node.name} in generated code"
+        if at.span is None
+        else f"{node.name} there"
+        if beside is not None and (at.span, at.gradient) == (users_span(beside), beside.in_gradient)
+        else f"{node.name}{quote(at.span)} {place_text(at)}"
+    )
 
 
 # ---- conversions in the report ------------------------------------------------------------------
