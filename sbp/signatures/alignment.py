@@ -183,10 +183,12 @@ def _put_back(maker: Maker, node: Node) -> Node | None:
         if low != start * step or not 0 <= size - 1 - (whole_size - 1) * step < step:
             continue
         kept = maker.kept(fill, Slice(view.source, start, count), dim)
-        if step == 1:
-            return join_node(node, dim, kept)
-        return maker.padded(
-            node, maker.join(node, dim, kept, view.source), dim, (0, step - 1, size)
+        return (
+            join_node(node, dim, kept)
+            if step == 1
+            else maker.padded(
+                node, maker.join(node, dim, kept, view.source), dim, (0, step - 1, size)
+            )
         )
     return None
 
@@ -347,9 +349,11 @@ class _Lifting:
             )
             self.views.append((View(view.source, cuts), found))
             return found
-        if has_all_beside(self.graph, view, dim):
-            return self.maker.shift(node, view.source, dim, -first, self.total)
-        return self.maker.shift(node, operand, dim, self.by, self.total)
+        return (
+            self.maker.shift(node, view.source, dim, -first, self.total)
+            if has_all_beside(self.graph, view, dim)
+            else self.maker.shift(node, operand, dim, self.by, self.total)
+        )
 
     def join(self, node: Node) -> Node:
         """A concatenation of lifted operands, each at its place."""

@@ -285,9 +285,11 @@ def _passed_factors(params: dict[str, Any]) -> FactorMap:
 def _dims(mapping: Sequence[Any], rank: int) -> list[Any]:
     """The factor or factors of each dim; leading dims under an ellipsis are counted from the
     last."""
-    if not mapping or not str(mapping[0]).startswith(BATCHING):
-        return [*mapping]
-    return [*(f"{mapping[0]}{d}" for d in range(len(mapping) - 1 - rank, 0)), *mapping[1:]]
+    return (
+        [*mapping]
+        if not mapping or not str(mapping[0]).startswith(BATCHING)
+        else [*(f"{mapping[0]}{d}" for d in range(len(mapping) - 1 - rank, 0)), *mapping[1:]]
+    )
 
 
 def _function_on_shards(

@@ -199,9 +199,11 @@ def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     spread = [lax.broadcast_in_dim(words[..., w], shape, tuple(range(batch))) for w in range(2)]
     high, low = _jax.threefry2x32_p.bind(*spread, *(jnp.broadcast_to(c, shape) for c in count))
     dtype = ctx.global_outs[0].dtype
-    if width == 64:
-        return [lax.shift_left(high.astype(dtype), jnp.asarray(32, dtype)) | low.astype(dtype)]
-    return [lax.convert_element_type(high ^ low, dtype)]
+    return (
+        [lax.shift_left(high.astype(dtype), jnp.asarray(32, dtype)) | low.astype(dtype)]
+        if width == 64
+        else [lax.convert_element_type(high ^ low, dtype)]
+    )
 
 
 @rule("random_bits", traits=Traits(generates="counter"), local=_random_bits_local)

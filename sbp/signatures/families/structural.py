@@ -626,14 +626,16 @@ def _iota_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     In bfloat16, a rounded offset plus a rounded index is not the rounded sum.
     """
     dim, shape = ctx.params["dimension"], ctx.local_outs[0]
-    if shape[dim] == ctx.global_outs[0].shape[dim]:
-        return bind_with(ctx, (), shape=shape)
-    return [
-        lax.convert_element_type(
-            lax.broadcasted_iota(jnp.int32, shape, dim) + ctx.out_offset(0, dim),
-            ctx.params["dtype"],
-        )
-    ]
+    return (
+        bind_with(ctx, (), shape=shape)
+        if shape[dim] == ctx.global_outs[0].shape[dim]
+        else [
+            lax.convert_element_type(
+                lax.broadcasted_iota(jnp.int32, shape, dim) + ctx.out_offset(0, dim),
+                ctx.params["dtype"],
+            )
+        ]
+    )
 
 
 @rule("iota", traits=Traits(generates="counter", fusion="inlined"), local=_iota_local)

@@ -254,13 +254,15 @@ def place(
       sizes: sizes of the mesh axes.
       rng: draws what the type leaves open.
     """
-    if not sizes:
-        return {(): x}
-    return {
-        (i, *rest): p
-        for i, part in enumerate(parts(x, atoms[0], sizes[0], rng))
-        for rest, p in place(part, atoms[1:], sizes[1:], rng).items()
-    }
+    return (
+        {(): x}
+        if not sizes
+        else {
+            (i, *rest): p
+            for i, part in enumerate(parts(x, atoms[0], sizes[0], rng))
+            for rest, p in place(part, atoms[1:], sizes[1:], rng).items()
+        }
+    )
 
 
 def assemble(
