@@ -404,9 +404,11 @@ def _fill_is_joined(op: Op, atom: Any) -> bool:
     fill = op.params["fill_value"]
     if atom.monoid in ("max", "min", "and", "or"):
         return True
-    if fill is None or fill != fill:
-        return jnp.issubdtype(op.outs[0].dtype, jnp.inexact)
-    return fill == 0 or (fill == 1 and atom.monoid == "prod")
+    return (
+        jnp.issubdtype(op.outs[0].dtype, jnp.inexact)
+        if fill is None or fill != fill
+        else fill == 0 or (fill == 1 and atom.monoid == "prod")
+    )
 
 
 def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -491,7 +493,10 @@ def _scatter(op: Op) -> Sequence[Row]:
         *(("shifted_scatter", d) for d in dims.picked if op.ins[0].shape[d] > 1),
         *(("shifted_windows", d) for d in dims.windows),
     ]
-    moves = admissible(op.outs[0].dtype) if _writes_once(op) else ()
+    # Whether each element is written at most once. If two updates hit one element, JAX does not say
+    # which wins, and parts with different winners do not join to the result.
+    once = op.params["unique_indices"] or all(size == 1 for size in op.ins[1].shape[:-1])
+    moves = admissible(op.outs[0].dtype) if once else ()
     together = monoid_rows(op, *((monoid,) if monoid else moves), positions=(0, 2))
     m = FactorMap(
         ins=(operand, indices, updates),
@@ -526,9 +531,3 @@ def _folded_rows(op: Op) -> list[Row]:
         op.outs[0].dtype, jnp.floating
     )
     return [] if wraps else monoid_rows(op, *_FOLDED.get(op.name, ()), positions=(0,))
-
-
-def _writes_once(op: Op) -> bool:
-    """Whether a scatter writes each element at most once. If two updates hit one element, JAX does
-    not say which wins, and parts with different winners do not join to the result."""
-    return bool(op.params["unique_indices"]) or all(size == 1 for size in op.ins[1].shape[:-1])

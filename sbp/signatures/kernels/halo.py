@@ -407,11 +407,14 @@ class Windows:
         Arguments:
           n: number of devices along all mesh axes that split the dim.
         """
-        if self.window > 1 or self.size % n or self.out % n:
-            return False
-        if self.base == 1:
-            return self.size == self.stride * self.out and 0 <= -self.low < self.stride
-        return self.stride == 1 and self.out == self.base * self.size and 0 <= self.low < self.base
+        even = not (self.window > 1 or self.size % n or self.out % n)
+        return even and (
+            self.size == self.stride * self.out and 0 <= -self.low < self.stride
+            if self.base == 1
+            else self.stride == 1
+            and self.out == self.base * self.size
+            and 0 <= self.low < self.base
+        )
 
     def first(self, out: int) -> int:
         """The position in the padded array of the first element that a result element reads.
