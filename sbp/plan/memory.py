@@ -447,12 +447,11 @@ class _Fusion:
 
     def computes_operands(self, reader: Instruction) -> bool:
         """Whether XLA computes the operands of an instruction inside of it."""
-        if reader in self.fused or reader in self.one_hot:
-            return True
-        if not (isinstance(reader, Apply) and _is_plain(reader)):
-            return False
-        traits = traits_of(reader.node.op)
-        return bool(traits.reduces) or traits.multiplies
+        traits = (
+            traits_of(reader.node.op) if isinstance(reader, Apply) and _is_plain(reader) else None
+        )
+        computes = traits is not None and (bool(traits.reduces) or traits.multiplies)
+        return computes or reader in self.fused or reader in self.one_hot
 
     def decide(self, instruction: Instruction) -> None:
         """Enters the results of an instruction."""
