@@ -566,6 +566,5 @@ def _verify(
     if run is None:
         return found
     sums = fingerprints(found[0])
-    if wrong := [path for path, digits in sums.items() if run["checksums"].get(path) != digits]:
-        return f"the content of {wrong[0]} has changed"
-    return found[0], run["data"]
+    wrong = [path for path, digits in sums.items() if run["checksums"].get(path) != digits]
+    return f"the content of {wrong[0]} has changed" if wrong else (found[0], run["data"])
