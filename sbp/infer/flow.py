@@ -402,10 +402,10 @@ class _Walk:
         values = tuple(node.regions[r].inputs[position] for r, position in entry.inputs)
         place = "operand", node.id, entry.operand
         results = node.outputs[entry.result : entry.result + 1] if entry.kind == "carry" else ()
-        if entry.kind == "predicate":
-            decision = Decision(kind="predicate", place=place, node=node)
-        else:
-            decision = Decision(
+        decision = (
+            Decision(kind="predicate", place=place, node=node)
+            if entry.kind == "predicate"
+            else Decision(
                 kind="value",
                 place=("value", values[0]),
                 makes=(*values, *results),
@@ -414,6 +414,7 @@ class _Walk:
                 sliced=entry.kind == "slice",
                 reduced=entry.decides,
             )
+        )
         end = self.decide(decision)
         self.edges.append(
             Edge(

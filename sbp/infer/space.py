@@ -58,13 +58,13 @@ LOCAL_SECONDS = 1e-9
 
 def encode(atom: Atom) -> Code:
     """The code of an atom."""
-    match atom:
-        case Split(dim=dim):
-            return 1 + dim
-        case Unreduced(monoid=monoid):
-            return -1 - MONOIDS.index(monoid)
-        case _:
-            return 0
+    return (
+        1 + atom.dim
+        if isinstance(atom, Split)
+        else -1 - MONOIDS.index(atom.monoid)
+        if isinstance(atom, Unreduced)
+        else 0
+    )
 
 
 @functools.cache
