@@ -178,10 +178,11 @@ def along_with(wiring: Wiring, node: Node, value: Operand, dim: int, made: bool)
     aval = wiring.graph.aval
     moves = node.op in _MOVING or (node.op == "rev" and dim not in reversed_dims(node))
     cumulative = node.op in _CUMULATIVE and node.params["axis"] == dim
-    if moves or cumulative or traits_of(node.op).elementwise:
-        found = [(v, dim) for v in (*node.inputs, *node.outputs) if aval(v).shape]
-    else:
-        found = wiring.pointwise(node, value, dim, made)
+    found = (
+        [(v, dim) for v in (*node.inputs, *node.outputs) if aval(v).shape]
+        if moves or cumulative or traits_of(node.op).elementwise
+        else wiring.pointwise(node, value, dim, made)
+    )
     dims = dict(found)
     has_one_dim = len(set(found)) == len(dims) and set(node.outputs) <= dims.keys()
     return list(dims.items()) if has_one_dim else ()
