@@ -12,7 +12,6 @@ loop.
 import functools
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -141,15 +140,18 @@ class Problem:
             v: PricedEnd(e.variable, self.codes(e), request.flow.weights[v])
             for v, e in request.flow.makers.items()
         }
-        readers: dict[int, list[PricedEnd]] = defaultdict(list)
-        for edge in request.flow.edges:
-            if isinstance(edge.operand, int):
-                rules = request.rules(
-                    edge.node, value=edge.operand, in_loop=edge.in_loop, free=edge.free
+        readers = {
+            v: [
+                PricedEnd(
+                    e.end.variable,
+                    self.codes(e.end),
+                    e.weight,
+                    request.rules(e.node, value=v, in_loop=e.in_loop, free=e.free),
                 )
-                readers[edge.operand].append(
-                    PricedEnd(edge.end.variable, self.codes(edge.end), edge.weight, rules)
-                )
+                for e in edges
+            ]
+            for v, edges in request.flow.readers().items()
+        }
         for value, converted in sorted(live):
             maker, reads = makers.get(value), readers.get(value, [])
             for end in reads if converted else (maker,) if maker is not None else ():

@@ -232,6 +232,11 @@ class Flow:
         found = group_by(self.edges, lambda edge: edge.end.variable)
         return tuple(found.get(number, []) for number in range(len(self.decisions)))
 
+    def readers(self) -> dict[int, list[Edge]]:
+        """For each value that is read, its reads."""
+        found = group_by(self.edges, lambda edge: edge.operand)
+        return {value: reads for value, reads in found.items() if isinstance(value, int)}
+
     def reads(self) -> dict[Place, Edge]:
         """The edge of each read, by its place."""
         return {edge.place: edge for edge in self.edges}

@@ -100,10 +100,10 @@ def native_partials(
     if not positions:
         return native
     into = flow.into()
-    readers: dict[int, set[int]] = defaultdict(set)
-    for edge in flow.edges:
-        if isinstance(edge.operand, int) and edge.kind != "output":
-            readers[edge.operand].add(edge.end.variable)
+    readers = {
+        value: {edge.end.variable for edge in reads if edge.kind != "output"}
+        for value, reads in flow.readers().items()
+    }
     every, waiting = range(len(table.mesh.sizes)), set(range(len(flow.decisions)))
     while waiting:  # each pass goes in program order, and only loops need a second one
         for number in sorted(waiting):
@@ -134,7 +134,7 @@ def native_partials(
                 old = native.get(value, EMPTY)
                 if not monoids <= old:
                     native[value] = old | monoids
-                    waiting |= readers[value]
+                    waiting |= readers.get(value, set())
     return native
 
 

@@ -6,7 +6,6 @@ the registers `ins` and write the registers `outs`."""
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from sbp.infer.space import Codes, Step, TypeSpace, all_needs_of
 from sbp.infer.typing import Typing
 from sbp.limits import Rules
 from sbp.signatures import Sent, kernel_named
-from sbp.trace.graph import Constant, Dataflow, Graph, Node, trips_of
+from sbp.trace.graph import Constant, Dataflow, Graph, Node, group_by, trips_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +190,15 @@ def types_read(typing: Typing) -> dict[int, dict[Codes, set[Rules]]]:
     """For each value that is read, the types in which its readers take it, each with the rules of
     these readers."""
     request = typing.graph_request
-    found = defaultdict[int, dict[Codes, set[Rules]]](lambda: defaultdict(set))
-    for edge in request.flow.edges:
-        if isinstance(edge.operand, int):
-            rules = request.rules(
-                edge.node, value=edge.operand, in_loop=edge.in_loop, free=edge.free
-            )
-            found[edge.operand][typing.codes_at(edge.place)].add(rules)
-    return found
+    return {
+        value: {
+            codes: {
+                request.rules(e.node, value=value, in_loop=e.in_loop, free=e.free) for e in same
+            }
+            for codes, same in group_by(reads, lambda e: typing.codes_at(e.place)).items()
+        }
+        for value, reads in request.flow.readers().items()
+    }
 
 
 class _Lowering:
