@@ -9,7 +9,6 @@ import base64
 import hashlib
 import json
 import zlib
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -32,7 +31,7 @@ from sbp.plan.saving import repeated_values
 from sbp.solve.costgraph import CostGraph
 from sbp.solve.messages import dual_of
 from sbp.solve.search import solve
-from sbp.trace.graph import Constant, Graph, Node, Operand, trips_of
+from sbp.trace.graph import Constant, Graph, Node, Operand, group_by, trips_of
 
 FORMAT = 1
 """The version of the file's own form."""
@@ -221,12 +220,14 @@ def costs(program: Program, writer: ProgramWriter) -> dict[str, Any] | None:
         return None
     graph, states, flow = problem.costs, problem.states(), request.flow
     bound, moved = dual_of(graph)
-    made: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for value, end in flow.makers.items():
-        made[end.variable].append((writer.value(value), end.column))
+    ends = ((e.variable, writer.value(v), e.column) for v, e in flow.makers.items())
+    made = group_by(ends, lambda end: end[0])
     types, lists, tables = dict[Any, int](), dict[Any, int](), dict[Any, int]()
     variables: list[Any] = []
-    decided = [_decided(d, writer, made[number]) for number, d in enumerate(flow.decisions)]
+    decided = [
+        _decided(d, writer, [end[1:] for end in made.get(number, ())])
+        for number, d in enumerate(flow.decisions)
+    ]
     for number, unary in enumerate(graph.unary):
         rows = problem.rows.get(number)
         options = (
