@@ -96,10 +96,8 @@ def claims_of(graph: Graph, typing: Typing) -> tuple[Claim, ...]:
       graph: the program with symbolic sizes.
       typing: its typing at one choice of sizes.
     """
-    found: dict[Any, Claim] = {}
-    for claim in (*_boundary(graph, typing), *_inside(graph, typing)):
-        found.setdefault(claim.key, claim)
-    return tuple(found.values())
+    found = group_by((*_boundary(graph, typing), *_inside(graph, typing)), lambda claim: claim.key)
+    return tuple(same[0] for same in found.values())
 
 
 # ---- boundary -----------------------------------------------------------------------------------
