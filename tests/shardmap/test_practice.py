@@ -18,7 +18,6 @@ WARNED = {
     ("causal_ring_attention", "mask by local position"),
     ("collective_matmul", "columns of the wrong owner"),
     ("collective_matmul", "one step short"),
-    ("dense_mixture", "gates of the first experts"),
     ("diffusion", "columns from the wrong side"),
     ("diffusion", "edges of the first step"),
     ("expert_parallel", "not sent at all"),

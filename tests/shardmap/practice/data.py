@@ -181,37 +181,6 @@ def expert_parallel(bug, x, router, w1, w2):
     return routed(x, router, w1, w2, there, back)
 
 
-def dense_experts(x, router, w1, w2):
-    gates = jax.nn.softmax(x @ router)
-    return jnp.einsum("te,teh,ehm->tm", gates, jax.nn.relu(jnp.einsum("tm,emh->teh", x, w1)), w2)
-
-
-@case(
-    {"expert": 8},
-    dense_experts,
-    lambda: floats((6, 8), (8, 8), (8, 8, 4), (8, 4, 8)),
-    "softmax over local experts",
-    "gates of the first experts",
-    "missing psum",
-    ins=(P(), P(), P("expert"), P("expert")),
-    outs=P(),
-)
-def dense_mixture(bug, x, router, w1, w2):
-    """Every expert sees every token; a device takes the gates of its own experts."""
-    n = w1.shape[0]
-    logits = x @ router
-    mine = lax.axis_index("expert") * n
-    if bug == "softmax over local experts":
-        gates = jax.nn.softmax(lax.dynamic_slice_in_dim(logits, mine, n, 1))
-    elif bug == "gates of the first experts":
-        gates = jax.nn.softmax(logits)[:, :n]
-    else:
-        gates = lax.dynamic_slice_in_dim(jax.nn.softmax(logits), mine, n, 1)
-    h = jax.nn.relu(jnp.einsum("tm,emh->teh", x, w1))
-    y = jnp.einsum("te,teh,ehm->tm", gates, h, w2)
-    return y if bug == "missing psum" else lax.psum(y, "expert")
-
-
 def stages(x, w):
     for i in range(w.shape[0]):
         x = jnp.tanh(x @ w[i])
