@@ -12,8 +12,6 @@ import sbp
 from tests.shardmap.practice.case import CASES, Case, devices, mapped
 
 WARNED = {
-    ("attention_in_two_directions", "own keys twice"),
-    ("attention_in_two_directions", "values of the other direction"),
     ("causal_ring_attention", "key offset of the wrong device"),
     ("causal_ring_attention", "mask by local position"),
     ("collective_matmul", "columns of the wrong owner"),

@@ -281,47 +281,6 @@ def ring_all_reduce(bug, x):
     return 2 * x + chunks.reshape(-1)
 
 
-def softmax_step(state, q, k, v):
-    top, total, out = state
-    s = q @ k.T / np.sqrt(q.shape[1])
-    new = jnp.maximum(top, s.max(1))
-    p, scale = jnp.exp(s - new[:, None]), jnp.exp(top - new)
-    return new, total * scale + p.sum(1), out * scale[:, None] + p @ v
-
-
-@case(
-    {"seq": 4},
-    full_attention,
-    lambda: floats((16, 4), (16, 4), (16, 4)),
-    "own keys twice",
-    "values of the other direction",
-)
-def attention_in_two_directions(bug):
-    """Half of each shard's keys goes to the left, the other half to the right."""
-    n = 4
-    left = [(i, (i - 1) % n) for i in range(n)]
-    right = [(i, (i + 1) % n) for i in range(n)]
-
-    def region(q, k, v):
-        (ka, kb), (va, vb) = jnp.split(k, 2), jnp.split(v, 2)
-        state = jnp.full(q.shape[0], -jnp.inf), jnp.zeros(q.shape[0]), jnp.zeros_like(q)
-
-        def body(_, carry):
-            state, ka, va, kb, vb = carry
-            state = softmax_step(state, q, ka, va)
-            state = softmax_step(state, q, kb, vb)
-            ka, va = lax.ppermute((ka, va), "seq", left)
-            kb = lax.ppermute(kb, "seq", right)
-            vb = lax.ppermute(vb, "seq", left if bug == "values of the other direction" else right)
-            return state, ka, va, kb, vb
-
-        state = softmax_step(state, q, ka, va) if bug == "own keys twice" else state
-        state, *_ = lax.fori_loop(0, n, body, (state, ka, va, kb, vb))
-        return state[2] / state[1][:, None]
-
-    return region, (P("seq"),) * 3, P("seq")
-
-
 def heat(u):
     for _ in range(3):
         p = jnp.pad(u, 1)
