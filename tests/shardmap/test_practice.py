@@ -16,8 +16,6 @@ WARNED = {
     ("causal_ring_attention", "mask by local position"),
     ("collective_matmul", "columns of the wrong owner"),
     ("collective_matmul", "one step short"),
-    ("diffusion", "columns from the wrong side"),
-    ("diffusion", "edges of the first step"),
     ("expert_parallel", "not sent at all"),
     ("expert_parallel", "not sent back"),
     ("expert_parallel", "sent back along the wrong dims"),

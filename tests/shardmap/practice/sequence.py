@@ -281,47 +281,6 @@ def ring_all_reduce(bug, x):
     return 2 * x + chunks.reshape(-1)
 
 
-def heat(u):
-    for _ in range(3):
-        p = jnp.pad(u, 1)
-        u = u + 0.1 * (p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + 2 * p[1:-1, 2:] - 5 * u)
-    return u
-
-
-@case(
-    {"rows": 2, "cols": 4},
-    heat,
-    lambda: floats((8, 16)),
-    "edges of the first step",
-    "columns from the wrong side",
-    ins=(P("rows", "cols"),),
-    outs=P("rows", "cols"),
-)
-def diffusion(bug, u):
-    """Heat on a plate whose edge is cold; three steps, each with the edges of four neighbours."""
-
-    def shifted(x, axis, by):
-        n = lax.axis_size(axis)
-        return lax.ppermute(x, axis, [(i, i + by) for i in range(n) if 0 <= i + by < n])
-
-    def edges(u):
-        up, down = shifted(u[-1:], "rows", 1), shifted(u[:1], "rows", -1)
-        first, last = u[:, :1], u[:, -1:]
-        if bug == "columns from the wrong side":
-            first, last = last, first
-        return up, down, shifted(last, "cols", 1), shifted(first, "cols", -1)
-
-    stale = edges(u)
-
-    def step(_, u):
-        up, down, left, right = stale if bug == "edges of the first step" else edges(u)
-        tall = jnp.concatenate([up, u, down], 0)
-        wide = jnp.concatenate([left, u, right], 1)
-        return u + 0.1 * (tall[:-2] + tall[2:] + wide[:, :-2] + 2 * wide[:, 2:] - 5 * u)
-
-    return lax.fori_loop(0, 3, step, u)
-
-
 def layers(x, w):
     for i in range(w.shape[0]):
         x = x + jax.nn.relu(x @ w[i])
