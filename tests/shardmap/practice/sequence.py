@@ -137,34 +137,6 @@ cache = lambda: (*floats((4, 8), (4, 32, 8), (4, 32, 8)), np.int32(21))
     {"seq": 8},
     decode,
     cache,
-    "local softmax",
-    "mask by local position",
-    "outputs not rescaled",
-    "denominator local",
-    ins=(P(), P(None, "seq"), P(None, "seq"), P()),
-    outs=P(),
-)
-def split_cache_decode(bug, q, keys, values, length):
-    n = keys.shape[1]
-    place = jnp.arange(n)
-    place = place if bug == "mask by local position" else place + lax.axis_index("seq") * n
-    s = jnp.einsum("bd,btd->bt", q, keys)
-    s = jnp.where(place < length, s, -1e30)
-    if bug == "local softmax":
-        return lax.psum(jnp.einsum("bt,btd->bd", jax.nn.softmax(s), values), "seq")
-    top = s.max(1)
-    shared = top if bug == "outputs not rescaled" else lax.pmax(top, "seq")
-    p = jnp.exp(s - shared[:, None])
-    out = lax.psum(jnp.einsum("bt,btd->bd", p, values), "seq")
-    total = p.sum(1)
-    total = total if bug == "denominator local" else lax.psum(total, "seq")
-    return out / total[:, None]
-
-
-@case(
-    {"seq": 8},
-    decode,
-    cache,
     "weights not divided",
     "averaged",
     ins=(P(), P(None, "seq"), P(None, "seq"), P()),
