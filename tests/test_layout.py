@@ -50,14 +50,13 @@ def test_axes_that_a_tensor_does_not_use_are_whole_or_free():
 
 
 def test_types_of_pytrees():
-    layout = Layout(d_ff="model")
     names = {
         "ffn": (("d_model", "d_ff"), ("d_ff", "d_model")),
         "scale": (),
         "free": None,
         "heads": [(None, "d_ff")],
     }
-    assert layout.types(names) == {
+    assert Layout(d_ff="model").types(names) == {
         "ffn": (NdSbp({"model": S(1)}), NdSbp({"model": S(0)})),
         "scale": NdSbp(),
         "free": None,
