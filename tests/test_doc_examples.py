@@ -22,9 +22,8 @@ PAGES = [
 def examples(page: Path):
     """Each Python block of a page with its line, and the text block that follows before the next
     Python block or heading, if any."""
-    fence = re.compile(r"^```(python|text)\n(.*?)^```$|^#+ ", re.MULTILINE | re.DOTALL)
     text = page.read_text("utf-8")
-    found = [*fence.finditer(text)]
+    found = [*re.finditer(r"^```(python|text)\n(.*?)^```$|^#+ ", text, re.MULTILINE | re.DOTALL)]
     for block, after in zip(found, [*found[1:], None], strict=True):
         if block[1] == "python":
             shown = after[2] if after is not None and after[1] == "text" else None
