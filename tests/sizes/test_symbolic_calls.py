@@ -242,9 +242,8 @@ added = lambda x, y: jnp.tanh(x) + y
 )
 def test_sizes_that_have_to_be_equal_are_named(program, shapes, term):
     b, s, t = symbolic_shape("b, s, t", constraints=["mod(b, 8) == 0"])
-    made = (f32(*shape) for shape in shapes(b, s, t))
     jitted = sbp.jit(program, MESH, in_types="data:B", out_types="data:B")
-    (found,) = jitted.check(*made).diagnostics
+    (found,) = jitted.check(*(f32(*shape) for shape in shapes(b, s, t))).diagnostics
     assert found.code == "symbolic-sizes" and found.notes == (f"JAX accepts the program if {term}",)
     assert found.primary is not None and found.primary.span.file == __file__
     (help_,) = found.helps
