@@ -113,16 +113,11 @@ def sites():
     return request, next(s for s in pin_sites(request) if s.source == "annotation")
 
 
-def test_a_pin_that_is_asked_what_it_asks_gives_no_help():
+def test_what_stays_costly_is_no_help(monkeypatch):
     """Where the plan reads the value as it is pinned, another type is no better."""
     request, site = sites()
-    with_pin = best_program(request)
+    with_pin, without = map(best_program, (request, drop_pins(request, site)))
     assert with_pin is not None and not [*following(request, site, with_pin)]
-
-
-def test_what_stays_costly_is_no_help(monkeypatch):
-    request, site = sites()
-    without = best_program(drop_pins(request, site))
     assert without is not None and [*following(request, site, without)]
     monkeypatch.setattr("sbp.explain.relaxations.DEARER", 1e12)
     assert not [*following(request, site, without)]
