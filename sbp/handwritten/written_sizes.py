@@ -42,7 +42,7 @@ _COUNTS = frozenset({"device_count", "local_device_count", "process_count", "dev
 
 @dataclass(frozen=True, slots=True)
 class AxisInCode:
-    """A mesh axis as a function may know it.
+    """The facts about a mesh axis that the code of a function may contain.
 
     Arguments:
       name: its name.
@@ -96,7 +96,8 @@ class AxisInCode:
 
 @dataclass(slots=True, eq=False)
 class WrittenSizes:
-    """What the functions of a program have from outside that may depend on the size of a mesh axis.
+    """The values from outside in the functions of a program that may depend on the size of a mesh
+    axis.
 
     Arguments:
       axis: the mesh axis.
