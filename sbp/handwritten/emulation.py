@@ -241,16 +241,16 @@ def reason_of(error: Exception) -> str:
 def too_large(graph: Graph) -> str:
     """Why a program with regions is not run without devices; empty where it is small enough."""
     largest, work = _sizes(graph)
-    for what, amount, limit in (
-        ("one of its values has", largest, CHECKED_ELEMENTS),
-        ("its operations compute", work, CHECKED_WORK),
-    ):
-        if amount > limit:
-            return (
-                f"{what} {amount:,} elements over all devices, and sbp runs programs with at most"
-                f" {limit:,}; pass smaller arguments"
-            )
-    return ""
+    reasons = (
+        f"{what} {amount:,} elements over all devices, and sbp runs programs with at most"
+        f" {limit:,}; pass smaller arguments"
+        for what, amount, limit in (
+            ("one of its values has", largest, CHECKED_ELEMENTS),
+            ("its operations compute", work, CHECKED_WORK),
+        )
+        if amount > limit
+    )
+    return next(reasons, "")
 
 
 def _sizes(graph: Graph, devices: int = 1) -> tuple[int, int]:
