@@ -5,7 +5,7 @@ import difflib
 import functools
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -644,26 +644,22 @@ def assert_plan_unchanged(
         )
 
 
-def _lines(plan: Plan) -> Iterator[str]:
+def _lines(plan: Plan) -> list[str]:
     """The lines of the file for a plan."""
-    program = plan.program
-    yield from (
+    program, flows = plan.program, ProgramFlows(plan.program)
+    ends = ("input", inputs(program)), ("output", outputs(program, plan.report().output_names))
+    places = [(f"{stop.phase} `{stop.text}`", stop.sends) for stop in flows.stops]
+    return [
         _HEAD,
         f"mesh {program.mesh}",
         *(f"strategy of {axis}: {text}" for axis, text in strategy(program).items()),
         f"sent: {program.cost.bytes_per_device:,.0f} bytes per device",
         f"peak memory: {program.cost.peak_memory_bytes:,.0f} bytes per device",
-    )
-    for kind, tensors in (
-        ("input", inputs(program)),
-        ("output", outputs(program, plan.report().output_names)),
-    ):
-        yield from (f"{kind} {t.name}: {t.shape} {t.type!r}" for t in tensors)
-    flows = ProgramFlows(program)
-    places = [(f"{stop.phase} `{stop.text}`", stop.sends) for stop in flows.stops]
-    for place, found in (*places, ("returned", flows.results.sends)):
-        yield from (
+        *(f"{kind} {t.name}: {t.shape} {t.type!r}" for kind, tensors in ends for t in tensors),
+        *(
             f"{place}: {one.kind} on {one.axes}, {one.change}, {one.runs} runs,"
             f" {one.bytes:,.0f} bytes"
+            for place, found in (*places, ("returned", flows.results.sends))
             for one in found
-        )
+        ),
+    ]
