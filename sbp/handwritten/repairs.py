@@ -333,8 +333,13 @@ class Repairs:
             return
         divide, over = {m.id: n for m in call.nodes}, {*names_of(node)}
         if "axes" not in node.params or (call.name == CALLED["sum"] and {*axes} < over):
-            text = f"divide {call.text} by {n}, the size of {_names(axes)}"
-            yield (GraphEdit(text, divide_by_sizes(call.span, axes), divide=divide),)
+            yield (
+                GraphEdit(
+                    f"divide {call.text} by {n}, the size of {_names(axes)}",
+                    divide_by_sizes(call.span, axes),
+                    divide=divide,
+                ),
+            )
         elif call.name == CALLED["sum"] and {*axes} == over:
             source = call.renamed(CALLED["mean"])
             yield (GraphEdit(f"use lax.pmean in place of {call.text}", source, divide=divide),)
@@ -362,8 +367,9 @@ class Repairs:
             nodes = {n.id: replace(n, op=op) for n in call.nodes} | _dropped(
                 d for n in call.nodes for d in self.divisions(n)
             )
-            text = f"use lax.{op} in place of {call.text}"
-            yield (GraphEdit(text, call.renamed(op), nodes=nodes),)
+            yield (
+                GraphEdit(f"use lax.{op} in place of {call.text}", call.renamed(op), nodes=nodes),
+            )
 
     def redirect(self, finding: Finding) -> Iterator[Variants]:
         """A sum over another mesh axis; the result stays split along the first one."""
@@ -459,13 +465,11 @@ class Repairs:
         span = None if made is None else users_span(made)
         if made is None or span is None or not made.backward:
             return
-        text = (
-            f"put the operand of {_expression(made)} at line {span.line} through a `jax.custom_vjp`"
-            f" function that returns it and sums its gradient with lax.psum(.., {axes_text(axes)})"
-        )
         yield (
             GraphEdit(
-                text,
+                f"put the operand of {_expression(made)} at line {span.line} through a"
+                " `jax.custom_vjp` function that returns it and sums its gradient with"
+                f" lax.psum(.., {axes_text(axes)})",
                 reduce=tuple(Reduce(n.id, 0, axes, after=True) for n in self.backward_runs(made)),
                 spare=True,
                 by_hand=True,
@@ -480,11 +484,14 @@ class Repairs:
             and span is not None
             and name_called(expression_at(span)[0]) in REDUCING_CALLS
         ):
-            text = (
-                f"put {_expression(node)} at line {span.line} in a `jax.custom_vjp` function whose"
-                " backward pass returns its argument"
+            yield (
+                GraphEdit(
+                    f"put {_expression(node)} at line {span.line} in a `jax.custom_vjp` function"
+                    " whose backward pass returns its argument",
+                    nodes=_dropped(self.backward_runs(node)),
+                    by_hand=True,
+                ),
             )
-            yield (GraphEdit(text, nodes=_dropped(self.backward_runs(node)), by_hand=True),)
 
     def backward_runs(self, node: Node) -> list[Node]:
         """The operations of a gradient that are like one of it, in all runs of its line; the
@@ -636,20 +643,21 @@ def _resharded(finding: Finding, site: Site, act: str, dimension: str, dim: int)
     """The result of a region scattered or gathered along a dim; `dimension` is the argument of the
     function of `jax.lax` that takes the dim."""
     arguments = f"{axes_text(finding.mesh_axes)}, {dimension}={dim}, tiled=True"
-    edit = GraphEdit(
-        f"return lax.{CALLED[act]}(.., {arguments}) of {site.text}",
-        into_call(site.spans[0], CALLED[act], arguments),
-        (
-            Reduce(
-                finding.region.id,
-                finding.result,
-                finding.mesh_axes,
-                {"scattered": "reduce_scatter", "gathered": "all_gather"}[act],
-                dim=dim,
+    return (
+        GraphEdit(
+            f"return lax.{CALLED[act]}(.., {arguments}) of {site.text}",
+            into_call(site.spans[0], CALLED[act], arguments),
+            (
+                Reduce(
+                    finding.region.id,
+                    finding.result,
+                    finding.mesh_axes,
+                    {"scattered": "reduce_scatter", "gathered": "all_gather"}[act],
+                    dim=dim,
+                ),
             ),
         ),
     )
-    return (edit,)
 
 
 def reduction_of(fault: Fault) -> str:
