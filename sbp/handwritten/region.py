@@ -507,8 +507,7 @@ class _Region:
         labels, made = found.labels, self.made
         shown = {(label.span.file, label.span.line) for label in labels}
         if made is not None and (made.file, made.line) not in shown:
-            text = "sbp.manual declares the types of the region here"
-            labels = (*labels, Label(span=made, text=text))
+            labels += (Label(span=made, text="sbp.manual declares the types of the region here"),)
         return replace(
             found,
             code=CODE,
@@ -609,8 +608,7 @@ class _Region:
 
     def abstract_of(self, sizes: Sequence[int]) -> AbstractMesh:
         """A mesh with the axes of this one, of other sizes."""
-        names = self.mesh.names
-        return AbstractMesh(tuple(sizes), names, axis_types=(AxisType.Auto,) * len(names))
+        return AbstractMesh(tuple(sizes), self.mesh.names, axis_types=(AxisType.Auto,) * len(sizes))
 
     def body_on_shards(
         self, in_types: Any, given: Sequence[_ClaimedArray], tree: Any, out_types: Any
