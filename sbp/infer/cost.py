@@ -295,7 +295,7 @@ def _sums(graph: Graph, node: Node) -> bool:
 # and the rows whose collectives rules allow.
 
 
-def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tuple[int, Sent], ...]:
+def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> Iterator[tuple[int, Sent]]:
     """The collectives of a row's kernels, each with the position of its mesh axis.
 
     Arguments:
@@ -304,7 +304,6 @@ def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tup
       row: the row. The kernel of each axis sees the shapes that the other axes leave.
       mesh: the mesh.
     """
-    found: list[tuple[int, Sent]] = []
     for position, name in enumerate(row.kernels):
         sends = kernel_named(name).sends
         if sends is not None:
@@ -313,10 +312,9 @@ def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tup
                 if other != position and kernel_named(name_there).widens is not None:
                     op = _widened(op, on_axis(graph, node, row, mesh, other), row, position)
             times = _times(graph, node, row, mesh, position)
-            found += [
+            yield from (
                 (position, replace(sent, rounds=times * sent.rounds)) for sent in sends(op, own)
-            ]
-    return tuple(found)
+            )
 
 
 def row_traffic(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:

@@ -259,7 +259,7 @@ class _Lowering:
                         row=row,
                         ins=ins,
                         outs=outs,
-                        sends=row_sends(graph, node, row, typing.mesh),
+                        sends=tuple(row_sends(graph, node, row, typing.mesh)),
                     )
                 )
         outputs = tuple(

@@ -39,7 +39,7 @@ GAPS = 0.12
 # ---- the fullest moment -------------------------------------------------------------------------
 
 
-def reused_inputs(typing: Typing, block: Block) -> tuple[int, ...]:
+def reused_inputs(typing: Typing, block: Block) -> Iterator[int]:
     """The positions of the donated inputs whose buffers outputs take: as in `jax.jit`, each output
     takes that of the first one with its shape, dtype and type.
 
@@ -54,13 +54,11 @@ def reused_inputs(typing: Typing, block: Block) -> tuple[int, ...]:
         return aval.shape, aval.dtype, _jax.in_host(aval), register.codes
 
     wanted = Counter(kind(s) for s in block.outputs if isinstance(s, Register))
-    found: list[int] = []
     for position in typing.request.donated:
         this = kind(block.inputs[position])
         if wanted[this]:
             wanted[this] -= 1
-            found.append(position)
-    return tuple(found)
+            yield position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
