@@ -399,20 +399,18 @@ def _splits_window(op: Op, windows: Windows) -> bool:
     return op.divides(windows.window) or windows.out * reread <= windows.size
 
 
-def _halo_rows(op: Op) -> list[Row]:
+def _halo_rows(op: Op) -> Iterator[Row]:
     """For each spatial dim, two rows: split in image and result; split in image and kernel, with a
     partial result."""
-    rows = []
     for i, j, o, windows in _spatial(op.params, op.ins[0], op.ins[1], op.outs[0]):
         if min(windows.size, windows.out) >= op.axis_size and not windows.is_identity:
-            rows.append(Row((Split(i), B), (Split(o),), kernel="halo"))
+            yield Row((Split(i), B), (Split(o),), kernel="halo")
         if (
             min(windows.size, windows.window) >= op.axis_size
             and _splits_window(op, windows)
             and "sum" in admissible(op.outs[0].dtype)
         ):
-            rows.append(Row((Split(i), Split(j)), (P,), kernel="halo"))
-    return rows
+            yield Row((Split(i), Split(j)), (P,), kernel="halo")
 
 
 # ---- windows ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ gathering, but no device stores the whole operand, and a device multiplies while
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -256,7 +256,7 @@ for _operand, _side in enumerate(("left", "right")):
     )
 
 
-def rotation_rows(op: Op, m: FactorMap) -> list[Row]:
+def rotation_rows(op: Op, m: FactorMap) -> Iterator[Row]:
     """Rows of a product in which one operand goes round. The other operand is split on a free dim
     that the result keeps; the operand that goes round is split on any of its dims that is not a
     batch dim.
@@ -265,18 +265,14 @@ def rotation_rows(op: Op, m: FactorMap) -> list[Row]:
       op: the equation.
       m: the factors of its operands and result.
     """
-    if "sum" not in admissible(op.outs[0].dtype):
-        return []
-    rows = []
-    for moved, kernel in enumerate(ROTATIONS):
+    for moved, kernel in enumerate(ROTATIONS if "sum" in admissible(op.outs[0].dtype) else ()):
         own, other, out = m.ins[moved], m.ins[1 - moved], m.outs[0]
         turning = [f for f in own if f and not (f in other and f in out)]  # no batch loop
         free = [g for g in other if g and g not in own and g in out]
         for f, g in itertools.product(turning, free):
             atoms = Split(own.index(f)), Split(other.index(g))
             ins = atoms if moved == 0 else atoms[::-1]
-            rows.append(Row(ins, (Split(out.index(g)),), kernel=kernel))
-    return rows
+            yield Row(ins, (Split(out.index(g)),), kernel=kernel)
 
 
 def _rotated_operands(ctx: LocalContext, m: FactorMap) -> list[RotatedOperand]:
