@@ -367,7 +367,11 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             error.add_note(unwritten.message)
 
     def bind(self, name: str, content: Mapping[str, str]) -> None:
-        """Add what the checkpoints of this run belong to besides: digests by name.
+        """Add something else that the checkpoints of this run belong to, by digests of its parts.
+
+        Arguments:
+          name: what it is called in the description of the run.
+          content: the digest of each part, by the name of the part.
 
         Raises:
           SbpError: `bad-checkpoint` where those that are here belong to something else.
@@ -383,8 +387,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     def save(self, state: TrainState, iterator_state: Mapping[str, Any]) -> None:
         """Begin to write a checkpoint of `state` at its own step, unless it is there.
 
-        The state may be donated as soon as this returns: a copy of it is written by other threads.
-        One checkpoint at a time is; a second call waits for the one before.
+        The state may be donated as soon as this returns: other threads write a copy of it. They
+        write one checkpoint at a time, so a second call waits for the checkpoint before it.
 
         Raises:
           SbpError: `bad-checkpoint` where this one or the one before cannot be written, as on a
