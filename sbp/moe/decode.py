@@ -38,7 +38,7 @@ class Hypotheses(NamedTuple):
 
 
 class _Beam(NamedTuple):
-    """What one step of the search hands to the next.
+    """The state of the search between two steps.
 
     Attributes:
       open: hypotheses that go on: the log-probabilities are their scores, -inf where there is none.
@@ -77,11 +77,11 @@ class BeamSearch:
 
     In a step, the k best extensions of all open hypotheses are kept; those that end with EOS, or
     are as long as the model's targets, are closed. The search of a sentence ends when no open
-    hypothesis can come among the k best closed ones. A beam of 1 is greedy decoding. PAD and BOS
-    are never said.
+    hypothesis can come among the k best closed ones. A beam of 1 is greedy decoding. No
+    hypothesis is extended by PAD or BOS.
 
-    A step has no capacity: each token finds its experts. Neither has the encoder, unless its
-    experts choose (router "expert_choice").
+    Experts have no capacity in a step: each token reaches all experts that it chooses. The same
+    holds in the encoder, unless its experts choose (router "expert_choice").
 
     Attributes:
       cfg: the model.
