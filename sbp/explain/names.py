@@ -58,7 +58,8 @@ def _written_dim(site: PinSite) -> int | None:
 
 
 BATCHED = "of the batched array"
-"""What is said of a dim under `jax.vmap` where it is not known which of the user's dims it is."""
+"""Text behind the atom of a dim under `jax.vmap`, where sbp cannot tell which dim of the user it
+is."""
 
 
 def asked_text(site: PinSite, code: Code, seen: Code | None = None) -> str:
