@@ -256,8 +256,8 @@ def _costly(
 
 
 def following(request: Request, site: PinSite, without: Program) -> Iterator[Help]:
-    """The pin in the type in which the plan without it reads the value; none where that is no type
-    for the pin, or where the pin is costly then, too.
+    """The help that changes a costly pin: to the type in which the plan without the pin reads the
+    value. It gives none where a pin cannot ask that type, or where the changed pin is costly too.
 
     Arguments:
       request: the program with the pin.
