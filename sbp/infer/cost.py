@@ -98,8 +98,9 @@ def memory_shares(graph: Graph, mesh: MeshSpec, waited: Mapping[int, float]) -> 
 def _update(graph: Graph) -> MemoryShares:
     """What the operations of an update read and write.
 
-    These are elementwise operations that a gradient reaches and whose results are returned or only
-    read by such operations, and those that only these read, such as the decay of a moment.
+    An operation of an update is elementwise. A gradient reaches it, and its results are returned or
+    read by such operations alone. Operations whose results only these read, such as the decay of a
+    moment, belong to the update as well.
     """
     stands_for = _passed_on(graph, barriers=False)
 
