@@ -336,7 +336,8 @@ class _Passing:
 
 
 # ---- duals --------------------------------------------------------------------------------------
-# Messages that prove a bound to somebody who adds them up.
+# Messages that prove a lower bound: whoever adds them to the costs can read the bound off the
+# minima of the results.
 
 
 DUAL_SWEEPS = 512
