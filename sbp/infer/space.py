@@ -472,6 +472,7 @@ class TypeSpace:
         return self._seconds(rules or self.unlimited)
 
     def _cheapest(self, rules: Rules) -> np.ndarray:
+        """What `seconds` gives: single steps, then any number of them."""
         cost = np.where(np.eye(len(self.types)), 0.0, INFINITE)
         for i, t in enumerate(self.types):
             for step in self.steps_from(t):
