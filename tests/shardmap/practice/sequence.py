@@ -2,9 +2,7 @@
 device to device."""
 
 from dataclasses import dataclass
-from functools import partial
-
-from functools import reduce
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
