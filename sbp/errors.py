@@ -201,8 +201,8 @@ def nearest(
 
     >>> nearest("modle", ["data", "model"])
     '; did you mean "model"?'
-    >>> nearest("w1", ["params['w1']", "x"])
-    '; did you mean "params[\'w1\']"?'
+    >>> nearest("rate", ["learning_rate", "x"])
+    '; did you mean "learning_rate"?'
     """
     options = sorted(known)
     close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
