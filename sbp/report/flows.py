@@ -68,11 +68,13 @@ class PlaceName:
       name: its key; no other place has the same.
       text: the text of the source line, or the name of the function or scope.
       where: file and line.
+      brief: the same without folders.
     """
 
     name: str
     text: str
     where: str = ""
+    brief: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -221,7 +223,7 @@ def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
     else:
         key, where = span.line, position_text(span.file, span.line)
         text = shorten((line_text(span.file, key) or "").strip(), TEXT_LIMIT) or "(no source)"
-    return PlaceName(f"{span.file}:{key}", text, where)
+    return PlaceName(f"{span.file}:{key}", text, where, where.rpartition("/")[2])
 
 
 def merge(found: Iterable[Send]) -> list[Send]:
@@ -502,7 +504,7 @@ def _box(
         board.text((x + width - 9.5, y + 14), "P", Ink(bold=True), anchor="middle")
         room -= 2
     first = f"gradient{count}" if brief else stop.text
-    under = kind if brief else f"{stop.where.rpartition('/')[2]}{count}  {kind}"
+    under = kind if brief else f"{stop.brief}{count}  {kind}"
     board.text((x + 6, y + 15), shorten(first, room), title="" if brief else stop.text)
     board.text((x + 6, y + 30), shorten(under, room))
 
