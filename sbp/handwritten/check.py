@@ -29,11 +29,11 @@ from sbp.handwritten.emulation import (
 )
 from sbp.handwritten.measured import BY_SHARD, COUNTED, Body, Fault, Finding, Kind, region_findings
 from sbp.handwritten.one_device import ComparedRun, Comparisons
-from sbp.handwritten.repairs import READS_OF_PARTIAL, GraphEdit, Repairs, edit_program, sizes_text
+from sbp.handwritten.repairs import READS_OF_PARTIAL, GraphEdit, Repairs, edit_program
 from sbp.handwritten.written_sizes import scalars
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.rule import RANKS
-from sbp.source.editing import in_order
+from sbp.source.editing import in_order, sizes_text
 from sbp.source.reader import expression_at, name_called, scope_of, source_text, users_span
 from sbp.trace.collectives import (
     CALLED,

@@ -43,6 +43,7 @@ from sbp.source.editing import (
     in_order,
     into_call,
     lax_in,
+    sizes_text,
 )
 from sbp.source.reader import (
     end_of,
@@ -115,13 +116,7 @@ class GraphEdit:
 
 
 def edit_program(graph: Graph, edit: GraphEdit, mesh: MeshSpec) -> Graph:
-    """The edited program.
-
-    Arguments:
-      graph: the whole program.
-      edit: the edit.
-      mesh: its mesh.
-    """
+    """The whole program `graph` after an edit."""
     ids = itertools.count(max((n.id for n in nodes_of(graph)), default=0) + 1)
     avals = dict(graph.avals)  # gets the new values of all graphs
 
@@ -699,11 +694,6 @@ def _expression(node: Node) -> str:
 
 def _outs(finding: Finding) -> str:
     return f"{outs_of(finding.region)} of result {finding.result_text}"
-
-
-def sizes_text(axes: tuple[str, ...]) -> str:
-    """The number of devices along mesh axes, as an expression."""
-    return " * ".join(f'lax.axis_size("{axis}")' for axis in axes)
 
 
 def _names(axes: tuple[str, ...]) -> str:

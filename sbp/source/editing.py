@@ -500,7 +500,7 @@ def divide_by_sizes(span: Span, axes: tuple[str, ...], tree: str = "") -> Edits:
       tree: the source text of a pytree whose leaves are divided in place of the expression.
     """
     lax, imports = lax_in(span.file)
-    sizes = " * ".join(f'{lax}.axis_size("{axis}")' for axis in axes)
+    sizes = sizes_text(axes, lax)
     by = sizes if len(axes) == 1 else f"({sizes})"
     if tree:
         return (
@@ -533,3 +533,12 @@ def axes_text(axes: tuple[str, ...]) -> str:
     ('"data"', '("data", "model")')
     """
     return f'"{axes[0]}"' if len(axes) == 1 else "(" + ", ".join(f'"{a}"' for a in axes) + ")"
+
+
+def sizes_text(axes: tuple[str, ...], lax: str = "lax") -> str:
+    """The number of devices along mesh axes, as source text.
+
+    >>> sizes_text(("data", "model"))
+    'lax.axis_size("data") * lax.axis_size("model")'
+    """
+    return " * ".join(f'{lax}.axis_size("{axis}")' for axis in axes)

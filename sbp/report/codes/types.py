@@ -1,6 +1,7 @@
 """What `sbp explain` says of a code; codes of types, meshes, named dims and symbolic sizes, and of
 programs that have no typing, or a dear one."""
 
+import textwrap
 from dataclasses import dataclass
 
 PRELUDE = """
@@ -36,7 +37,7 @@ class CodePage:
 
     def paragraphs(self) -> tuple[str, ...]:
         """The text, one string for each paragraph."""
-        return tuple(" ".join(p.split()) for p in self.text.strip().split("\n\n"))
+        return tuple(" ".join(p.split()) for p in textwrap.dedent(self.text).strip().split("\n\n"))
 
 
 TYPES = (
