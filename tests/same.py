@@ -29,7 +29,7 @@ def assert_close(got, want, *, rtol, atol) -> None:
 
 
 def checked_plan(fn, mesh, *args, rtol=1e-4, atol=1e-4, **options) -> sbp.Plan:
-    """The plan of a function, after a check that its results are those of `jax.jit`."""
+    """Plans a function, and checks that the plan and `jax.jit` give the same results."""
     f = sbp.jit(fn, mesh, **options)
     assert_close(f(*args), jax.jit(fn)(*args), rtol=rtol, atol=atol)
     return f.plan(*args)
@@ -68,7 +68,7 @@ def refused(said: str | None, call, *args, kind=Exception, **kwargs) -> sbp.SbpE
 
 
 def equations_in(jaxpr) -> Iterator[Any]:
-    """The equations of a jaxpr, those of nested ones included."""
+    """The equations of a jaxpr and of all jaxprs in it."""
     for equation in _jax.open_jaxpr(jaxpr)[0].eqns:
         yield equation
         for inner in _jax.jaxprs_in(equation):

@@ -142,7 +142,7 @@ def test_every_sample_holds_its_primitive():
         (["explain", "reduce", "scater"], 'did you mean "reduce-scatter"?'),
         (["explain", "qqqq"], "`sbp explain` lists them"),
         (["signatures", "dot_genral"], 'did you mean "dot_general"?'),
-        (["signatures", "zzz"], "`sbp signatures` lists those that have one"),
+        (["signatures", "zzz"], "`sbp signatures` lists the primitives that have one"),
         (["explian"], 'did you mean "explain"'),
         (["--versoin"], "unrecognized arguments"),
         (

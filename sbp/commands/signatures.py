@@ -170,7 +170,7 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
         hint = nearest(
             name.rpartition(".")[2],
             functions.union(known_primitives()),
-            otherwise="; `sbp signatures` lists those that have one",
+            otherwise="; `sbp signatures` lists the primitives that have one",
         )
         raise SbpError(
             f"no primitive and no function of JAX is called {name!r}{hint}", code="unknown-option"

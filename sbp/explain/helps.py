@@ -435,8 +435,8 @@ def choose(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
     """The helps that are shown, the likeliest first: a split of another dim for an odd pin, a
     conversion before the line, another atom for a pin, a pin dropped, another policy. Helps of one
     kind are sorted by their bytes. The first help of each of `_PLACES` is shown before the second
-    help of any. A change of two pins of which one gives up its split comes last, and is shown if
-    there is room.
+    help of any. A change of two pins in which one pin gives up its split comes last. It is
+    shown if there is room.
 
     A pin is odd if another split gives a plan that sends no more than the plan with a conversion:
     the rest of the program agrees with that split. A pin that loses its split is odd if the plan

@@ -278,7 +278,7 @@ def _notes(finding: Finding) -> Iterator[str]:
             else "made inside of this call: gather its argument, or write it out"
         )
     if finding.fault.kind == "local":
-        yield "if each device is to work alone, as in local SGD, pass a plain function: against=.."
+        yield "to let each device work alone, as in local SGD, pass a plain function as `against`"
     called = name_called(expression_at(users_span(primary(finding)))[0])
     if primary(finding).backward and called not in CALLED.values():
         yield (

@@ -31,7 +31,7 @@ from sbp.trace.collectives import (
     run_node,
     run_regions,
 )
-from sbp.trace.graph import SCAN, Dataflow, Graph, Node, trips_of
+from sbp.trace.graph import SCAN, Constant, Dataflow, Graph, Node, trips_of
 from sbp.types import Atom, B, NdSbp, Split, Unreduced
 
 # ---- types of a region --------------------------------------------------------------------------
@@ -127,6 +127,15 @@ def with_graphs(node: Node, graphs: Sequence[Graph]) -> Node:
         replace(node, params=node.params | {"body": graphs[0]})
         if node.op == SHARD_MAP
         else replace(node, regions=tuple(graphs))
+    )
+
+
+def is_bound(node: Node | None) -> bool:
+    """Whether an operation bounds a value by a constant."""
+    return (
+        node is not None
+        and traits_of(node.op).numpy in (np.maximum, np.minimum)
+        and any(isinstance(o, Constant) for o in node.inputs)
     )
 
 

@@ -25,6 +25,7 @@ from sbp.errors import OptionEdit, SourceEdit, Span
 from sbp.handwritten.emulation import (
     function_of,
     inner_graphs,
+    is_bound,
     nodes_of,
     outs_of,
     split_over,
@@ -34,7 +35,6 @@ from sbp.handwritten.emulation import (
 from sbp.handwritten.measured import PMEAN, Fault, Finding
 from sbp.handwritten.sites import Site, Sites
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures import traits_of
 from sbp.source.editing import (
     Edits,
     after_statement,
@@ -56,7 +56,7 @@ from sbp.source.reader import (
     users_span,
 )
 from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, names_of
-from sbp.trace.graph import Constant, Graph, Node, Operand, constant
+from sbp.trace.graph import Graph, Node, Operand, constant
 from sbp.trace.slices import Writer
 from sbp.types import Split, Unreduced
 
@@ -202,8 +202,6 @@ def put_through(site: Site, function: str, arguments: str) -> Edits:
 
 # ---- candidates ---------------------------------------------------------------------------------
 
-
-_BOUNDS = (np.maximum, np.minimum)
 
 Variants = tuple[GraphEdit, ...]
 """One repair with its variants: a sum and a mean, where either may be meant. The first one that is
@@ -375,10 +373,8 @@ class Repairs:
             call = self.call(node) if others and {*others} == over else None
             if call is None or call.name != CALLED["sum"]:
                 continue
-            text = (
-                f"write {axes_text(finding.mesh_axes)} in place of {axes_text(others)} in"
-                f" {call.text}"
-            )
+            own = axes_text(finding.mesh_axes)
+            text = f"write {own} in place of {axes_text(others)} in {call.text}"
             change = GraphEdit(
                 text,
                 source=call.over(finding.mesh_axes),
@@ -443,16 +439,20 @@ class Repairs:
         # Where nothing averages, a mean of parts would be right only because of another fault.
         averaged = finding.observer is not None and self.divisions(finding.observer)
         may_mean = op == CALLED["sum"] and (finding.means or averaged)
-        may_mean = may_mean and not any(map(self.is_bounded, places))
+        bounds = [self.bounds(place) for place in places if op == CALLED["sum"]]
+        if any(made for made, _ in bounds):  # a sum of bounded parts is not the bounded sum
+            return ()
+        may_mean = may_mean and not any(read for _, read in bounds)  # its mean has another bound
         ways = [edit(op, 1), *([edit(CALLED["mean"], n)] if may_mean else [])]
         return tuple(reversed(ways) if finding.means else ways)
 
-    def is_bounded(self, place: Site) -> bool:
-        """Whether a constant bounds a value; a mean of its parts would need another bound."""
-        made = [(self.sites.nodes[node], k) for node, k in place.values]
-        readers = (self.sites.readers[n.outputs[k]] if place.after else [n] for n, k in made)
-        bounds = (r for r in itertools.chain(*readers) if r and traits_of(r.op).numpy in _BOUNDS)
-        return any(isinstance(o, Constant) for r in bounds for o in r.inputs)
+    def bounds(self, place: Site) -> tuple[bool, bool]:
+        """Whether a constant bounds a value where it is made, and where it is read."""
+        nodes = [(self.sites.nodes[node], k) for node, k in place.values]
+        values = [n.outputs[k] if place.after else n.inputs[k] for n, k in nodes]
+        makers = (self.sites.makers[v][0] for v in values if v in self.sites.makers)
+        readers = itertools.chain(*(self.sites.readers[v] for v in values))
+        return any(map(is_bound, makers)), any(map(is_bound, readers))
 
     def sum_backward(self, finding: Finding) -> Iterator[Variants]:
         """A sum of the gradient that a line inside a differentiated function sends back."""

@@ -318,8 +318,8 @@ class Executable:
         """Waits until at most one execution is in flight (simulated CPU devices only)."""
         while self._in_flight is not None and len(self._in_flight) >= 2:
             # A later call may have taken an output by donation; that call waits for it.
-            # It may take an output on some devices only: shards of which the user has a NumPy view
-            # are copied instead, and `is_deleted` looks at the first one only.
+            # It may take an output on some devices only, because JAX copies a shard if the user has
+            # a NumPy view of it. `is_deleted` looks at the first shard only.
             arrays = (x for x in self._in_flight.popleft() if isinstance(x, jax.Array))
             there = (
                 x

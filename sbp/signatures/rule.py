@@ -34,8 +34,8 @@ class Traits:
     Arguments:
       moves: every element of a result is an element of an operand; which one depends on the
           parameters and on operands that are B.
-      carries: what an operator with one operand does to its elements, all of which are in the
-          result. `arranged`: the same elements in another shape or order. `copied`: each element
+      carries: what an operator does to the elements of its only operand. The result has all of
+          them. `arranged`: the same elements in another shape or order. `copied`: each element
           unchanged, in its place. `rounded`: each element in its place, perhaps with fewer bits.
           `negated`: each element in its place, with the opposite sign.
       regroups: the result has each element of the operand once, in an order and a shape that the

@@ -76,7 +76,7 @@ def test_experts_are_never_gathered():
 
 
 def test_modelled_steps_are_within_a_factor_of_two_of_those_the_paper_measured():
-    """The batches of these models are those of the paper. Its models of 128 experts had larger
+    """These models have the batches of the paper. The paper's models of 128 experts had larger
     groups than ours."""
     for name in ("gshard-36l-2048e", "gshard-12l-2048e", "gshard-36l-512e", "gshard-12l-512e"):
         found = studied(name)

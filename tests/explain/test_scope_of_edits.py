@@ -228,7 +228,7 @@ WIDE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 
 
 def helps(fn, *args, **options):
-    """The helps of all faults of a program, each of which was tried."""
+    """The helps of all faults of a program. sbp has tried each of them."""
     return [h for d in helped(fn, LINE, args, **options) for h in d.helps]
 
 

@@ -207,7 +207,7 @@ def test_templates_and_names(names, source, language, want):
 
 
 def test_a_name_is_the_longest_text_that_its_sources_share():
-    """A search of all parts finds the same name. Long lines take no longer than a moment."""
+    """Compares the name with the result of a search of all parts. Long lines end, too."""
     texts = ["xx Pérou yy Pér", "Pérou zz", "a Pérou, b Pé"]
     parts = {texts[0][i:j] for i in range(len(texts[0])) for j in range(i, len(texts[0]) + 1)}
     longest = max((p for p in parts if all(p in t for t in texts)), key=len)

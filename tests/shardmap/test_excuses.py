@@ -183,13 +183,22 @@ def test_a_factor_behind_a_right_reduction_is_not_blamed_on_it(change):
     assert (d.code, d.severity) == ("differs-on-one-device", "warning")
 
 
-def test_a_mean_of_parts_has_another_bound_than_their_sum():
+def test_parts_have_another_bound_than_their_sum():
+    """No help reduces a bounded part, or averages parts that are bounded afterwards."""
+
     def mean_of_means(x, y):
         count = y.sum(0)
         return averaged((y.T @ x) / jnp.maximum(count, 1)[:, None])
 
-    text = report_of(mean_of_means, ROWS, WHOLE, X, Y**2, over=MESH).text()
-    assert "partial value on mesh axis `d`" in text and "lax.pmean(.." not in text
+    def masked_means(x, y):
+        return averaged((x[:, 0] * y[:, 0]).sum() / jnp.maximum(y[:, 0].sum(), 1.0))
+
+    (d,) = report_of(mean_of_means, ROWS, WHOLE, X, Y**2, over=MESH).diagnostics
+    assert "partial value" in d.title and not any("lax.pmean(.." in h.text for h in d.helps)
+    (d,) = report_of(masked_means, ROWS, WHOLE, X, Y**2, over=MESH).diagnostics
+    (help_,) = d.helps
+    assert "reduce `y[:, 0].sum()` at line" in help_.text
+    assert "reduce `(x[:, 0] * y[:, 0]).sum()` at line" in help_.text
 
 
 def test_the_only_element_of_a_shard():

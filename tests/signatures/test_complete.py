@@ -389,7 +389,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "reduce_window_max reduce_window_min reduce_window_sum select_and_scatter_add",
         r".*",
-        "the sample's windows do not overlap, or have one element; those that do are refuted",
+        "the sample's windows do not overlap, or have one element; rows with others are refuted",
     ),
     (
         "scatter",

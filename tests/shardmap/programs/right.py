@@ -515,8 +515,7 @@ TRAINING = {
         (W, 0 * W, 0 * W, X, Y),
         vma=(False,),
     ),
-    # ZeRO-3: weights are split; what is gathered in the forward pass is scattered in the backward
-    # one.
+    # ZeRO-3: the forward pass gathers weights, and the backward pass scatters their gradients.
     "weights_gathered": Program(
         mapped(
             valued_step(
