@@ -2,12 +2,12 @@
 on its version."""
 
 import contextlib
+import contextvars
 import functools
 import inspect
 import itertools
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,12 @@ from jax._src import (
     source_info_util,
 )
 from jax._src.core import ShapedArray, Tracer
-from jax._src.interpreters import batching as _batching, mlir as _mlir, partial_eval as _pe
+from jax._src.interpreters import (
+    ad as _ad,
+    batching as _batching,
+    mlir as _mlir,
+    partial_eval as _pe,
+)
 from jax._src.mesh import get_concrete_mesh
 from jax._src.shard_map import ShardMapTrace, shard_map_p as _shard_map_p
 from jax.experimental.xla_metadata import set_xla_metadata
@@ -191,7 +196,7 @@ def library_of(traceback: Any) -> tuple[str, ...]:
     """
     paths = (
         (code.co_qualname, *code.co_filename.removeprefix(_LIBRARY).partition(os.sep))
-        for code in _below_user(traceback)
+        for code in below_user(traceback)
         if code.co_filename.startswith(_LIBRARY)
     )
     return tuple(
@@ -204,43 +209,47 @@ def library_of(traceback: Any) -> tuple[str, ...]:
     )
 
 
-def _below_user(traceback: Any) -> list[Any]:
+def below_user(traceback: Any) -> list[Any]:
     """The code of JAX's functions below the user's innermost frame, innermost first."""
     codes = traceback.raw_frames()[0] if traceback else ()
     return list(itertools.takewhile(lambda code: not of_user(code), codes))
 
 
-def called_by_user(source_info: Any, function: str) -> bool:
-    """Whether the user's own code called a function of JAX, which then made the equation."""
-    below = _below_user(source_info.traceback)
-    return bool(below) and below[-1].co_name == function
+def in_users_rule(source_info: Any) -> bool:
+    """Whether the user's rule of a `custom_vjp` made an equation, which has the rule's own line."""
+    traceback = source_info and source_info.traceback
+    codes = traceback.raw_frames()[0] if traceback else ()
+    return any(code.co_name == _RULE for code in codes)
 
 
-@functools.cache
-def _takes_sharding(function: str) -> bool:
-    """Whether a function of JAX, such as `numpy.lax_numpy.zeros`, has a parameter for the sharding
-    of its result."""
-    module, _, name = function.rpartition(".")
-    found = getattr(sys.modules.get(f"jax._src.{module}"), name, None)
+_RULE = "_transpose_users_rule"
+_OWN_LINES = contextvars.ContextVar("own_lines", default=False)
+_transpose_rule: Callable[..., Any] = ad.primitive_transposes[_ad.custom_lin_p]
+
+
+def _transpose_users_rule(results: Any, *args: Any, bwd: Any, **params: Any) -> Any:
+    """Runs the rule of a `custom_vjp`. In a trace of sbp, equations of the user's rule have the
+    lines of the rule. JAX gives them the line of the call in the forward pass."""
+    names = source_info_util.current_name_stack()
+    is_users = source_info_util.is_user_filename(bwd.debug_info.func_filename or "")
+    with source_info_util.set_name_stack(names):  # at its end, the context is as before
+        if _OWN_LINES.get() and is_users:
+            context = vars(source_info_util)["_source_info_context"]
+            context.context = source_info_util.SourceInfo(None, names)
+        return _transpose_rule(results, *args, bwd=bwd, **params)
+
+
+ad.primitive_transposes[_ad.custom_lin_p] = _transpose_users_rule
+
+
+@contextlib.contextmanager
+def rules_at_own_lines() -> Iterator[None]:
+    """While it is open, traces of this thread have the lines of the user's backward rules."""
+    token = _OWN_LINES.set(True)
     try:
-        parameters = inspect.signature(found).parameters if callable(found) else ()
-    except ValueError:  # no signature that Python can read
-        return False
-    return not {"out_sharding", "sharding", "device"}.isdisjoint(parameters)
-
-
-def asked_of_creator(eqn: Any) -> bool:
-    """Whether the user called a function of JAX that takes a sharding for its result, and which
-    made the equation: not where the sharding follows from that of another array."""
-    made_by = library_of(eqn.source_info.traceback)
-    return "out_sharding" in eqn.params or bool(made_by and _takes_sharding(made_by[-1]))
-
-
-def in_backward_rule(source_info: Any) -> bool:
-    """Whether the rule of a `custom_vjp` made an equation of a backward pass. Such an equation has
-    the traceback of the call in the forward pass."""
-    below = _below_user(source_info.traceback)
-    return any(code.co_filename == f"{_LIBRARY}custom_derivatives.py" for code in below)
+        yield
+    finally:
+        _OWN_LINES.reset(token)
 
 
 def _span_of(frame: Any) -> Span:

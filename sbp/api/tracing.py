@@ -323,7 +323,7 @@ def _flat_results(
             bind_pin(x, replace(leaf.pin, input=n)) if leaf.pin else x
             for n, (x, leaf) in enumerate(zip(on_device, arguments, strict=True))
         ]
-        with known_axes(reader.spec, AssertionError, NameError):
+        with _jax.rules_at_own_lines(), known_axes(reader.spec, AssertionError, NameError):
             results = signature.call(*pinned)
         with_path, tree = paths_of(results, "what the function returns")
         last[:] = [(tree, [path for path, _ in with_path])]

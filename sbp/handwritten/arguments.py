@@ -41,7 +41,10 @@ def trace_program(
 
     def flat(*values: Any) -> Any:
         try:
-            with known_axes(spec, AssertionError, NameError, ValueError):
+            with (
+                _jax.rules_at_own_lines(),
+                known_axes(spec, AssertionError, NameError, ValueError),
+            ):
                 results = returning_arrays(fn)(*jax.tree.unflatten(structure, values))
                 paths[:] = [keystr(path) for path, _ in tree_leaves_with_path(results)]
                 return results

@@ -195,7 +195,7 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
         # The gradient of a gather adds up.
         what = "the loss, or the gradient," if called == CALLED["gathered"] else "it"
         pending = f"{n} times too large: divide {what} by {sizes_text(axes)}"
-    if primary(finding).backward and finding.region.params.get("check_vma", True):
+    if primary(finding).in_gradient and finding.region.params.get("check_vma", True):
         # What follows may add up the gradient again.
         pending = (
             "too large: JAX has summed the gradient already; take lax.pmean of the loss inside the"
@@ -213,7 +213,7 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
         "n": n,
         "changed": fault.number,
         "types": types or "of unknown type",
-        "its": _ITS * primary(finding).backward,
+        "its": _ITS * primary(finding).in_gradient,
         "parts": _MEAN if finding.means else types or unknown,
         "dims": " or ".join(str(a.dim) for a in fault.atoms if isinstance(a, Split)),
         "index": " and ".join(f'lax.axis_index("{a}")' for a in axes),
@@ -224,7 +224,7 @@ def _subject(node: Node) -> str:
     """The user's expression for a node."""
     op = function_of(node) if node.op == SHARD_MAP else node.op
     text = f"`{source_text(users_span(node)) or op}`"
-    return f"the gradient of {text}" if node.backward else text
+    return f"the gradient of {text}" if node.in_gradient else text
 
 
 def _others(finding: Finding, main: Node) -> Iterator[tuple[Node, str]]:
@@ -235,14 +235,14 @@ def _others(finding: Finding, main: Node) -> Iterator[tuple[Node, str]]:
             "mean"
             if "mean" in source_text(users_span(fault.node))
             else "gradient"
-            if fault.node.backward
+            if fault.node.in_gradient
             else "value"
         )
         yield fault.node, f"the {word} of one shard is taken here"
     elif fault.made is not None:
         texts = {"doubled": "reduced here first", "copies": "whole from here on"}
         partial = f"{_MEAN if finding.means else 'partial'} from here on"
-        yield fault.made, _ITS * fault.made.backward + texts.get(fault.kind, partial)
+        yield fault.made, _ITS * fault.made.in_gradient + texts.get(fault.kind, partial)
     if finding.observer is not None and finding.observer is not main:
         yield finding.observer, "taken here"
     if finding.claim is not None:
@@ -274,13 +274,13 @@ def _notes(finding: Finding) -> Iterator[str]:
     if finding.fault.kind in READS_OF_PARTIAL and made and users_span(made) == users_span(node):
         yield "the partial value is " + (
             "a gradient of this line"
-            if made.backward
+            if made.in_gradient
             else "made inside of this call: gather its argument, or write it out"
         )
     if finding.fault.kind == "local":
         yield "to let each device work alone, as in local SGD, pass a plain function as `against`"
     called = name_called(expression_at(users_span(primary(finding)))[0])
-    if primary(finding).backward and called not in CALLED.values():
+    if primary(finding).in_gradient and called not in CALLED.values():
         yield (
             "with check_vma=True, JAX sums the gradient of a whole value over the devices; with"
             " check_vma=False it does not"

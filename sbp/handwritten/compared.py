@@ -9,9 +9,9 @@ import numpy as np
 
 from sbp.errors import Diagnostic, Label, Span, listed
 from sbp.handwritten.arguments import result_text
-from sbp.handwritten.emulation import TOLERANCE, Ran, differ, regions_of
+from sbp.handwritten.emulation import TOLERANCE, Ran, differ, factor_of, regions_of
 from sbp.handwritten.measured import made_up
-from sbp.handwritten.one_device import ComparedRun, factor_of
+from sbp.handwritten.one_device import ComparedRun
 from sbp.source.reader import users_span
 from sbp.trace.collectives import AXIS_INDEX, KINDS, SENDING
 from sbp.trace.graph import Node

@@ -287,6 +287,16 @@ def differ(got: np.ndarray, want: np.ndarray) -> bool:
     return not bool((near | ~(np.isfinite(want) | np.isfinite(got))).all())
 
 
+def factor_of(got: np.ndarray, want: np.ndarray) -> float | None:
+    """The number by which a value is another one; None where there is none."""
+    if got.shape != want.shape or not want.size or not want.any():
+        return None
+    most = int(np.argmax(np.abs(want)))
+    factor = got.flat[most] / want.flat[most]
+    same = np.isfinite(factor) and not differ(got, np.asarray(want * factor, want.dtype))
+    return float(factor) if same else None
+
+
 def are_equal(parts: np.ndarray) -> bool:
     """Whether the parts of all devices are the same, to within `TOLERANCE`."""
     return not any(differ(x, parts[0]) for x in parts[1:])

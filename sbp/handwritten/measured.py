@@ -202,14 +202,15 @@ def _counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
         if len(mine) == len(theirs)
         for a, b in zip(mine, theirs, strict=True)
     }
-    divided = set[int]()
-    # With one device, a reduction is its operand; that of a repair is not in the program.
+    reduced = set[int]()
+    # With one device, a sum or a mean is its operand; those of a repair are not in the program.
     for node in bodies(graph):
         operand = next((o for o in node.inputs if isinstance(o, int)), -1)
-        added = node.op in REDUCTIONS or operand in divided
-        if added and node.outputs[0] not in same and operand in same:
-            same[node.outputs[0]] = same[operand]
-            divided.add(node.outputs[0])
+        is_mean = operand in reduced and traits_of(node.op).numpy is np.divide
+        if node.op in REDUCTIONS or is_mean:
+            reduced.add(node.outputs[0])
+            if operand in same:
+                same.setdefault(node.outputs[0], same[operand])
     return same
 
 
@@ -533,8 +534,7 @@ class Body:
 
     def scaled(self, value: Operand, power: int) -> Fault | None:
         """The fault of a value that is too large or too small by the number of devices: its last
-        reduction. The factor may come from a line behind the reduction, so only a gradient, which
-        JAX sums, and a `lax.pmean` are named as the cause."""
+        reduction. If a product follows it, only `lax.pmean` and sums that JAX makes count."""
         made = [m for m in self.makers(self.upstream(value)) if self.over(m)]
         last = next((m for m in reversed(made) if KINDS[m.op] not in SENDING), None)
         if last is None or abs(power) != 1:
@@ -543,7 +543,13 @@ class Body:
         mean = next((r for r in reads if r and PMEAN in r.library), None)
         if power < 0:
             return None if mean is None else Fault("averaged", mean, last)
-        return Fault("pending", last, last) if last.backward else None
+        if last.in_gradient:
+            return Fault("pending", last, last)
+        behind = self.makers(self.upstream(value, lambda v: v not in last.outputs))
+        traits = [traits_of(m.op) for m in behind]
+        if mean or any(t.multiplies or t.numpy is np.divide for t in traits):
+            return None
+        return Fault("pending", self.flow.maker(last.inputs[0]) or last, last)
 
     def over(self, node: Node) -> bool:
         """Whether a collective runs over the mesh axis."""

@@ -32,6 +32,7 @@ from sbp.handwritten.emulation import (
     axes_by_dim,
     claims,
     differ,
+    factor_of,
     program_run,
     reason_of,
     regions_of,
@@ -136,8 +137,8 @@ class Compared:
       placed: the ids of operations that rank the elements of each device to place them.
       changed: by the id of an operation, a number in it that is another one with one device.
       numbers: by the id of an operation, a number in it that may count devices.
-      wants: the runs with one device; the second one, where axes split a dim jointly, has its
-          elements in the order of shards.
+      wants: the runs with one device, each on both sets of values; the second one, where axes split
+          a dim jointly, has its elements in the order of shards.
     """
 
     run: ComparedRun
@@ -151,7 +152,7 @@ class Compared:
     placed: frozenset[int] = frozenset()
     changed: Mapping[int, str] = field(default_factory=dict)
     numbers: Mapping[int, str] = field(default_factory=dict)
-    wants: tuple[Ran, ...] = ()
+    wants: tuple[Sequence[Ran], ...] = ()
 
     @property
     def wrong(self) -> bool:
@@ -436,7 +437,7 @@ class Comparisons:
         )
         if any(map(arguments.is_guessed, self.leaves)):
             unsure.add("sbp used random integers for arguments that are shapes; pass arrays")
-        got = program_run(self.graph, every=True)(self.values)
+        got = self.runs(self.graph)
         typed = [
             (*self.measured(got, alone, axis), attempt)
             for attempt, (_, alone, _) in apart.items()
@@ -448,7 +449,8 @@ class Comparisons:
             run = replace(run, apart=differs, because=reasons, stuck=tuple(stuck), stages=True)
             return Compared(run=run, alone=last, uneven=uneven, meant=bool(because), powers=powers)
         types, wants, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
-        want, alone = wants[0], wants[0].graph
+        want = wants[0][0]
+        alone = want.graph
         fixed = self.fixed_in(alone, axis)
         devices = {f"{n:g}" for n in (axis.size, axis.devices)}
         counts = {i for i, number in fixed.values() if number in devices}
@@ -459,7 +461,7 @@ class Comparisons:
                 counted = {number for i, number in fixed.values() if i in chosen}
                 run = replace(run, counts=(*best.names, *sorted(counted)))
                 return Compared(run=run, alone=best)
-        reasons, placed = why_meant(got, want, types, axis.name, axis.size)
+        reasons, placed = why_meant(got[0], want, types, axis.name, axis.size)
         reference = last if last.chained else best
         differs, _, powers = apart[reference]
         excused = frozenset().union(*reasons.values())
@@ -507,21 +509,41 @@ class Comparisons:
                     fixed = {i: number for i, number in fixed.items() if i not in changed}
         return fixed
 
-    def measured(self, got: Ran, alone: Graph, axis: AxisInCode) -> tuple[Types, tuple[Ran, ...]]:
-        """The types of the values of a run on a mesh axis, and the runs with one device that they
-        are measured by; `alone` is the program with one device."""
+    def runs(self, graph: Graph) -> tuple[Ran, Ran]:
+        """The runs of a program on both sets of values."""
+        run = program_run(graph, every=True)
+        return run(self.values), run(self.others)
+
+    def measured(
+        self, got: Sequence[Ran], alone: Graph, axis: AxisInCode
+    ) -> tuple[Types, tuple[Sequence[Ran], ...]]:
+        """The types of the values of the runs on a mesh axis, and the runs with one device that
+        they are measured by; `alone` is the program with one device."""
         jointly = any(splits_jointly(region, axis.name) for region in regions_of(alone))
         graphs = [alone, *([with_folded(alone, axis.name, axis.size)] if jointly else [])]
-        wants = tuple(program_run(g, every=True)(self.values) for g in graphs)
+        wants = tuple(map(self.runs, graphs))
         return self.types_of(got, wants, axis.name), wants
 
-    def types_of(self, got: Ran, wants: Sequence[Ran], name: str, trip: int | None = None) -> Types:
-        """The types of the values of a run on a mesh axis. `wants` are runs with one device. If a
-        value has no meaning by the first of them, the next one counts."""
+    def types_of(
+        self,
+        got: Sequence[Ran],
+        wants: Sequence[Sequence[Ran]],
+        name: str,
+        trip: int | None = None,
+    ) -> Types:
+        """The types that the values have on a mesh axis in both runs: in one of them, the least
+        part may be the whole by chance. `wants` are runs with one device. If a value has no meaning
+        by the first of them, the next one counts."""
         position, axes = self.mesh.names.index(name), len(self.mesh.names)
         found: Types = {}
         for want in wants:
-            types = measure_types(got, want, position, axes, trip)
+            types, *others = (
+                measure_types(on_mesh, alone, position, axes, trip)
+                for i, (on_mesh, alone) in enumerate(zip(got, want, strict=True))
+                if i == 0 or (on_mesh.is_finite and alone.is_finite)
+            )
+            for other in others:
+                types = {v: t & other.get(v, t) for v, t in types.items()}
             found = {v: t if is_good(t) or v not in found else found[v] for v, t in types.items()}
         return found
 
@@ -534,12 +556,13 @@ class Comparisons:
         """The comparisons of an edited program on the mesh axes on which this program is wrong;
         None where it does not run."""
         try:
-            got, other = program_run(graph, every=True)(self.values), copy.copy(self)
+            got, other = self.runs(graph), copy.copy(self)
         except SbpInternalError:
             raise
         except FAILURES:  # of an edit: shapes that no longer fit
             return None
-        other.graph, other.got, other.uneven = graph, got, uneven(graph, got, self.mesh)
+        other.graph, other.got = graph, got[0]
+        other.uneven = uneven(graph, got[0], self.mesh)
         other.compared = [
             replace(
                 c,
@@ -592,16 +615,6 @@ def _attempts(written: WrittenSizes, chained: bool) -> Iterator[Attempt]:
 
 def _has_few_slices(x: np.ndarray) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and x.ndim > 0 and x.shape[0] <= SLICES
-
-
-def factor_of(got: np.ndarray, want: np.ndarray) -> float | None:
-    """The number by which a value is another one; None where there is none."""
-    if got.shape != want.shape or not want.size or not want.any():
-        return None
-    most = int(np.argmax(np.abs(want)))
-    factor = got.flat[most] / want.flat[most]
-    same = np.isfinite(factor) and not differ(got, np.asarray(want * factor, want.dtype))
-    return float(factor) if same else None
 
 
 def _power(factor: float, n: int) -> int:

@@ -55,7 +55,7 @@ from sbp.source.reader import (
     start_of,
     users_span,
 )
-from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, names_of
+from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, SUMS, names_of
 from sbp.trace.graph import Graph, Node, Operand, constant
 from sbp.trace.slices import Writer
 from sbp.types import Split, Unreduced
@@ -286,6 +286,7 @@ class Repairs:
             case "averaged" if PMEAN in fault.node.library:  # another divisor may be meant
                 yield from self.rename(fault.made, CALLED["sum"])
             case "pending" | "scaled" if fault.made is not None:
+                yield from self.average_loss(fault.made, axes)
                 yield from self.average(fault.made, axes)
                 yield from self.drop(fault.made, axes)
                 yield from self.divide(finding.observer, axes)
@@ -336,6 +337,19 @@ class Repairs:
         elif call.name == CALLED["sum"] and {*axes} == over:
             source = call.renamed(CALLED["mean"])
             yield (GraphEdit(f"use lax.pmean in place of {call.text}", source, divide=divide),)
+
+    def average_loss(self, node: Node, axes: tuple[str, ...]) -> Iterator[Variants]:
+        """The mean of the devices' losses in place of their own, whose gradients JAX adds up."""
+        site, ends = self.sites.loss(node), [self.sites.makers[v][0] for v in self.sites.ends]
+        summed = [m for m in ends if m.op in SUMS and {*axes} <= {*names_of(m)}]
+        if node.in_gradient and site is not None and len(summed) == len(ends):
+            yield (
+                GraphEdit(
+                    f"take lax.pmean(.., {axes_text(axes)}) of the loss {site.text}",
+                    put_through(site, CALLED["mean"], axes_text(axes)),
+                    divide={m.id: self.size(axes) for m in summed},
+                ),
+            )
 
     def divide(self, observer: Node | None, axes: tuple[str, ...]) -> Iterator[Variants]:
         """A division instead of a `lax.pmean` of gradients that JAX has added up already."""
@@ -458,7 +472,7 @@ class Repairs:
         """A sum of the gradient that a line inside a differentiated function sends back."""
         made, axes = finding.fault.made, finding.mesh_axes
         span = None if made is None else users_span(made)
-        if made is None or span is None or not made.backward:
+        if made is None or span is None or not made.in_gradient:
             return
         yield (
             GraphEdit(
@@ -475,7 +489,7 @@ class Repairs:
         """The gradient of a sum over devices as it is: all devices have all of it."""
         span = users_span(node)
         if (
-            node.backward
+            node.in_gradient
             and span is not None
             and name_called(expression_at(span)[0]) in REDUCING_CALLS
         ):
@@ -575,7 +589,7 @@ class Repairs:
         user calls it, or a gradient depends on it."""
         span, nodes = users_span(node), self.sites.alike(node)
         call = expression_at(span)[0]
-        if span is None or not nodes or node.backward or not isinstance(call, ast.Call):
+        if span is None or not nodes or node.in_gradient or not isinstance(call, ast.Call):
             return None
         found = CollectiveCall(f"{_expression(node)} at line {span.line}", span, call, nodes)
         return found if found.name in {*REDUCING_CALLS, CALLED["scattered"]} else None

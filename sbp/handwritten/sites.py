@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
+
 from sbp.errors import Span
 from sbp.handwritten.emulation import inner_graphs
 from sbp.signatures import traits_of
@@ -95,7 +97,8 @@ class Sites:
             for v in node.outputs
             if node.backward and any(r is None or not r.backward for r in self.readers[v])
         )
-        self.gradients = {_shape(graph.avals[v]) for v in ends}
+        self.ends = list(ends)
+        self.gradients = {_shape(graph.avals[v]) for v in self.ends}
 
     def graph(self, node: Node) -> Graph:
         """The graph of a node: the body of a region, or of a loop or branch in it."""
@@ -111,8 +114,9 @@ class Sites:
         return (
             region is None
             or region.backward
-            or node.backward
-            or self._is_traced_by_grad(node, region.scope.count("jvp("))
+            or node.in_gradient
+            or node.is_recomputed
+            or (not node.backward and self._is_traced_by_grad(node, region.scope.count("jvp(")))
         )
 
     def _is_traced_by_grad(self, node: Node, outside: int) -> bool:
@@ -186,7 +190,7 @@ class Sites:
         for node in part:
             for k, v in enumerate(node.outputs):
                 others = [r for r in self.readers[v] if r is None or r.id not in inside]
-                forward = any(r is None or not r.backward for r in others)
+                forward = any(r is None or r.backward == node.backward for r in others)
                 # In `for _ in range(2): w = w - grad(loss)(w)`, one line runs twice, and `part` has
                 # the nodes of both runs. If a node outside of gradients reads a gradient, this
                 # node is of the next run, so the gradient leaves its own run here.
@@ -260,6 +264,30 @@ class Sites:
         if not name and not names and isinstance(expression.func, ast.Call):
             return Site(f"`{source_text(call)}` at line {call.line}", own, (call,))
         return Site(f"`{name}`, which line {call.line} sets,", own, (call,), name) if name else None
+
+    def loss(self, gradient: Node) -> Site | None:
+        """The expression of the loss that a gradient inside a region is of; None if it is not the
+        only candidate, or if its line computes other values too."""
+        graph, region, _ = self.home[gradient.id]
+        outside = region.scope.count("jvp(") if region else 0
+
+        def is_inside(node: Node | None) -> bool:
+            return node is not None and node.scope.count("jvp(") > outside
+
+        found = [
+            node
+            for node in graph.nodes
+            if is_inside(node) and not node.backward
+            for v in node.outputs
+            if _shape(graph.avals[v])[0] == () and jnp.issubdtype(graph.avals[v].dtype, jnp.inexact)
+            if not any(is_inside(r) and r and not r.backward for r in self.readers[v])
+        ]
+        span = users_span(found[0]) if len(found) == 1 else None
+        if span is None or not isinstance(expression_at(span)[0], ast.expr):
+            return None
+        if any(not (n.backward or is_inside(n)) for n in self.by_span[span]):
+            return None
+        return Site(f"`{source_text(span)}` at line {span.line}", ((found[0].id, 0),), (span,))
 
     # ---- operands -------------------------------------------------------------------------------
 

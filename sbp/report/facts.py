@@ -347,7 +347,7 @@ def detail(one: Collective, limit: int = 2) -> str:
 def _line(reason: ConversionReason) -> str:
     """The line of the maker; where it has none, that of the reader."""
     lines = (
-        f"{'the gradient of ' if node.backward else ''}{place(span)}"
+        f"{'the gradient of ' if node.in_gradient else ''}{place(span)}"
         for node in (reason.maker, reason.need.node if reason.need.is_read else None)
         if node
         for span in [annotation_span(node) if node.op == annotate_p.name else users_span(node)]

@@ -551,13 +551,14 @@ def first_argument(node: Node) -> SourceRead | None:
 def scope_of(node: Node) -> str:
     """The scope of a node, such as `ffn/expert_mlp, forward`, as words that follow "in"."""
     span = users_span(node)
-    if node.backward and span:
+    if node.in_gradient and span:
         return f"the gradient of line {span.line}"
+    phase = "backward" if node.backward else "forward"
     named = [p for p in scope_names(node.scope) if "->" not in p and not policies_in(p)]
     called = [
         s.function for s in reversed(node.stack) if s.function and not s.function.startswith("<")
     ]
-    return f"{'/'.join(named or called)}, forward" if named or called else "forward"
+    return ", ".join(filter(None, ("/".join(named or called), phase)))
 
 
 # ---- names of sbp --------------------------------------------------------------------------------

@@ -127,9 +127,9 @@ class Node:
 
     @property
     def in_gradient(self) -> bool:
-        """Whether the node computes a gradient: it belongs to a backward pass and repeats no
-        forward operation."""
-        return self.backward and not self.is_recomputed
+        """Whether the node computes the gradient of its line: it belongs to a backward pass,
+        repeats no forward operation, and is not from the user's rule of a `custom_vjp`."""
+        return self.backward and not self.is_recomputed and not _jax.in_users_rule(self.source_info)
 
     @property
     def is_batched(self) -> bool:

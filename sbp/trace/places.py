@@ -11,7 +11,10 @@ warning for each of the user's lines that asks for something without effect.
 """
 
 import dataclasses
+import functools
+import inspect
 import itertools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -129,14 +132,48 @@ def _is_users(eqn: Any, place: Any, scope: str) -> bool:
     """
     name, info = eqn.primitive.name, eqn.source_info
     if scopes.in_transpose(scope) and not scopes.in_recomputation(scope):
-        return _jax.in_backward_rule(info) and (name in _CALLS or _names_axes(place))
+        return _in_backward_rule(info) and (name in _CALLS or _names_axes(place))
     if name in ("device_put", "with_memory_space_constraint") or name in _CALLS:
         return True
     return (
-        _names_axes(place) or _jax.called_by_user(info, name)
+        _names_axes(place) or _called_by_user(info, name)
         if name == "reshard"
-        else _names_axes(place) and _jax.asked_of_creator(eqn)
+        else _names_axes(place) and _asked_of_creator(eqn)
     )
+
+
+def _in_backward_rule(source_info: Any) -> bool:
+    """Whether the rule of a `custom_vjp` made an equation of a backward pass. An equation of a
+    library's rule has the traceback of the call in the forward pass."""
+    below = _jax.below_user(source_info.traceback)
+    is_called = any(code.co_filename.endswith("custom_derivatives.py") for code in below)
+    return is_called or _jax.in_users_rule(source_info)
+
+
+def _called_by_user(source_info: Any, function: str) -> bool:
+    """Whether the user's own code called a function of JAX, which then made the equation."""
+    below = _jax.below_user(source_info.traceback)
+    return bool(below) and below[-1].co_name == function
+
+
+@functools.cache
+def _takes_sharding(function: str) -> bool:
+    """Whether a function of JAX, such as `numpy.lax_numpy.zeros`, has a parameter for the sharding
+    of its result."""
+    module, _, name = function.rpartition(".")
+    found = getattr(sys.modules.get(f"jax._src.{module}"), name, None)
+    try:
+        parameters = inspect.signature(found).parameters if callable(found) else ()
+    except ValueError:  # no signature that Python can read
+        return False
+    return not {"out_sharding", "sharding", "device"}.isdisjoint(parameters)
+
+
+def _asked_of_creator(eqn: Any) -> bool:
+    """Whether the user called a function of JAX that takes a sharding for its result, and which
+    made the equation: not where the sharding follows from that of another array."""
+    made_by = _jax.library_of(eqn.source_info.traceback)
+    return "out_sharding" in eqn.params or bool(made_by and _takes_sharding(made_by[-1]))
 
 
 def _names_axes(place: Any) -> bool:
@@ -161,7 +198,7 @@ def _call_of(eqn: Any) -> str:
     if made_by and made_by[-1].startswith("numpy."):  # such as `jnp.asarray`
         given = "out_sharding" if "out_sharding" in eqn.params else "device"
         return f"{given}= of {made_by[-1].rsplit('.', 1)[-1].lstrip('_')}"
-    if name == "device_put" and not _jax.called_by_user(eqn.source_info, name):
+    if name == "device_put" and not _called_by_user(eqn.source_info, name):
         return "the offload of a checkpoint policy"
     return _CALLS.get(name, name if name in PLACING else f"out_sharding= of {name}")
 

@@ -95,7 +95,7 @@ def test_jax_accepts_most_of_them():
     assert (len(first), refused) == (9, {"missing", "gathered_rows"})
     refused = {name for name in second if not jax_accepts(second[name], "wrong")}
     assert (len(second), refused) == (
-        30,
+        33,
         {
             "argmax_by_shard",
             "cross_entropy_by_shard",

@@ -307,8 +307,8 @@ def in_a_backward_rule(x):
             [],
         ),
         (of_a_gradient, None, [(2, "x:S(0)")], []),
-        # JAX gives an equation of a backward rule the line of the forward call.
-        (in_a_backward_rule, None, [(1, "x:S(0)")], []),
+        # An equation of the user's backward rule has the line of the rule.
+        (in_a_backward_rule, None, [(-3, "x:S(0)")], []),
         (many_times, None, [(2, "x:S(0)")] * 3, []),
         (two_lines, None, [(1, "x:S(0)"), (2, "x:S(0)")], []),
         (

@@ -60,6 +60,33 @@ def auxiliary_of_means(gates, chosen):
     return (share * mean).sum()
 
 
+def microbatches_summed(w, x, y):
+    def add(total, batch):
+        return total + lax.psum(jax.grad(squared)(w, *batch), "data"), None
+
+    halves = x.reshape(2, -1, x.shape[1]), y.reshape(2, -1, y.shape[1])
+    return w - 0.05 * lax.scan(add, jnp.zeros_like(w), halves)[0]
+
+
+def ruled(forward, backward):
+    """A function with a rule for its gradient."""
+    function = jax.custom_vjp(forward)
+    function.defvjp(lambda x: (forward(x), None), lambda _, g: (backward(g),))
+    return function
+
+
+centered = lambda x: x - lax.pmean(x.mean(-1, keepdims=True), "model")
+leave = lambda x: lax.psum(x, "model")
+
+
+def through_rule(leave):
+    return lambda x, w1, w2: jax.grad(lambda w1: (leave(jnp.tanh(x @ w1) @ w2) ** 2).sum())(w1)
+
+
+def centered_by(rule):
+    return lambda x, w: jax.grad(lambda x: (ruled(centered, rule)(x) * w).sum())(x)
+
+
 GATES = np.asarray(jax.nn.softmax(draw(16, 4, seed=11)), np.float32)
 CHOSEN = np.asarray(np.eye(4)[GATES.argmax(-1)], np.float32)
 
@@ -190,5 +217,41 @@ PAIRS = {
         (GATES, CHOSEN),
         (PS("data"), PS("data")),
         PS(),
+    ),
+    "microbatches_summed": Pair(
+        "wrong-reduction",
+        ("data",),
+        "lax.psum(jax.grad",
+        microbatches_summed,
+        averaged_gradients,
+        sgd,
+        (W, X, Y),
+        STEP,
+        PS(),
+        vma=False,
+    ),
+    "summed_in_a_backward_rule": Pair(
+        "doubled-reduction",
+        ("model",),
+        'lambda g: lax.psum(g, "model")',
+        through_rule(ruled(leave, lambda g: lax.psum(g, "model"))),
+        through_rule(ruled(leave, lambda g: g)),
+        through_rule(lambda x: x),
+        (X, W1, W2),
+        (PS(), PS(None, "model"), PS("model")),
+        PS(None, "model"),
+        vma=False,
+    ),
+    "mean_of_a_shard_in_a_backward_rule": Pair(
+        "missing-reduction",
+        ("model",),
+        "g.mean(-1, keepdims=True)",
+        centered_by(lambda g: g - g.mean(-1, keepdims=True)),
+        centered_by(lambda g: g - lax.pmean(g.mean(-1, keepdims=True), "model")),
+        lambda x, w: w - w.mean(-1, keepdims=True),
+        (X, draw(16, 24, seed=13)),
+        (PS(None, "model"), PS(None, "model")),
+        PS(None, "model"),
+        vma=False,
     ),
 }
