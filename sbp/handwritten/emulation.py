@@ -614,10 +614,10 @@ def _over_axes(node: Node, args: Sequence[Any]) -> list[Any]:
     p, names, kind = node.params, names_of(node), KINDS[node.op]
     if p.get("axis_index_groups") is not None:
         raise NotImplementedError(f"{node.op} in groups of an axis")
-    if kind == "reduce":
+    if kind == "all_reduce":
         reduce = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[REDUCTIONS[node.op]]
         return [reduce(x, p["axes"]) for x in args]
-    (x,), gathers = args, kind == "gathering"
+    (x,), gathers = args, kind == "all_gather"
     for name in reversed(names) if gathers else names:
         tiled = p["tiled"] or name != names[-1]  # the inner axis makes the dim, or takes it away
         x = (
@@ -660,7 +660,7 @@ _VMAP_RULES = {
     **{
         op: _permute if kind == "permute" else _over_axes
         for op, kind in KINDS.items()
-        if kind not in ("exchange", "broadcast")
+        if kind not in ("all_to_all", "broadcast")
     },
 }
 """Functions in the place of operations whose rules for `vmap` lack a case."""

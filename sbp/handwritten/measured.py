@@ -446,7 +446,7 @@ class Body:
     def stacked(self, operand: Operand) -> Operand | None:
         """The value whose parts on all devices stand side by side in a value; None for others."""
         maker = self.flow.maker(operand)
-        if maker is None or not self.over(maker) or KINDS[maker.op] != "gathering":
+        if maker is None or not self.over(maker) or KINDS[maker.op] != "all_gather":
             return None
         return None if maker.params["tiled"] else maker.inputs[0]
 
@@ -676,7 +676,7 @@ class Body:
         operand, dim = node.inputs[0], node.params.get("all_gather_dimension", 0)
         whole, split = self.is_whole(operand), self.split(operand)
         match KINDS[node.op]:
-            case "reduce" | "scattering":
+            case "all_reduce" | "reduce_scatter":
                 monoid, atoms = REDUCTIONS.get(node.op, "sum"), self.atoms(operand)
                 if whole:
                     return Fault("doubled", node, self.reducer(operand))
@@ -686,7 +686,7 @@ class Body:
                     return Fault("pending", self.origin(operand, pending=True) or node, node)
                 if atoms and Unreduced(monoid) not in atoms:
                     return Fault("monoid", node, self.origin(operand), 0, atoms[:1])
-            case "gathering" if node.params["tiled"]:
+            case "all_gather" if node.params["tiled"]:
                 if whole:
                     return Fault("copies", node, self.reducer(operand), dim)
                 if split:
@@ -694,7 +694,7 @@ class Body:
                 if self.is_partial(operand):
                     partial = self.atoms(operand)[:1]
                     return Fault("partial-as-split", node, self.origin(operand), dim, partial)
-            case "exchange" if whole:
+            case "all_to_all" if whole:
                 return Fault("copies", node, self.reducer(operand), node.params["concat_axis"])
             case _:
                 pass

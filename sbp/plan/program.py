@@ -35,7 +35,6 @@ from sbp.plan.verify import over_budget, verify, verify_budgets
 from sbp.signatures import Sent
 from sbp.trace.collectives import (
     KINDS,
-    SENT_AS,
     SHARD_MAP,
     collective_runs,
     handwritten_bytes,
@@ -499,7 +498,7 @@ def _sends(program: Program) -> Iterator[Send]:
                     yield _collective(here, sent, over, change, planned=planned, step=step)
         elif i.node.op == SHARD_MAP:
             for run in collective_runs(i.node):
-                sent = Sent(SENT_AS[KINDS[run.node.op]], run.bytes_per_device, run.runs)
+                sent = Sent(KINDS[run.node.op], run.bytes_per_device, run.runs)
                 yield _collective(here, sent, run.mesh_axes, "in a manual region", maker=run.node)
         else:
             for k, sent in i.sends:

@@ -28,33 +28,26 @@ SHARD_MAP = "shard_map"
 AXIS_INDEX = "axis_index"
 """The primitive that gives the index of a device along a mesh axis."""
 
-Collective = Literal["reduce", "scattering", "gathering", "exchange", "permute", "broadcast"]
+Collective = Literal[
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute", "broadcast"
+]
 
 KINDS: dict[str, Collective] = {
-    "psum": "reduce",
-    "psum_invariant": "reduce",
-    "pmax": "reduce",
-    "pmin": "reduce",
-    "reduce_scatter": "scattering",
-    "all_gather": "gathering",
-    "all_gather_invariant": "gathering",
-    "all_to_all": "exchange",
+    "psum": "all_reduce",
+    "psum_invariant": "all_reduce",
+    "pmax": "all_reduce",
+    "pmin": "all_reduce",
+    "reduce_scatter": "reduce_scatter",
+    "all_gather": "all_gather",
+    "all_gather_invariant": "all_gather",
+    "all_to_all": "all_to_all",
     "ppermute": "permute",
     "pbroadcast": "broadcast",
 }
-"""The collectives that `check_shard_map` and `manual` know, each with its kind."""
+"""The collectives that `check_shard_map` and `manual` know, each with its kind by its name in
+plans."""
 
-SENT_AS: dict[Collective, str] = {
-    "reduce": "all_reduce",
-    "scattering": "reduce_scatter",
-    "gathering": "all_gather",
-    "exchange": "all_to_all",
-    "permute": "permute",
-    "broadcast": "broadcast",
-}
-"""The name that plans have for each kind of collective."""
-
-SENDING = frozenset({"permute", "exchange"})
+SENDING = frozenset({"permute", "all_to_all"})
 """The kinds of collectives whose result comes from other devices."""
 
 REDUCTIONS = {"psum": "sum", "psum_invariant": "sum", "pmax": "max", "pmin": "min"}
@@ -148,11 +141,11 @@ def _of_collective(graph: Graph, node: Node, sizes: Mapping[str, int]) -> float:
     groups = node.params.get("axis_index_groups")
     n = len(groups[0]) if groups else math.prod(sizes[a] for a in names_of(node))
     match KINDS[node.op]:
-        case "reduce":
+        case "all_reduce":
             return 2 * (n - 1) / n * operands
-        case "gathering":
+        case "all_gather":
             return (n - 1) * operands
-        case "scattering" | "exchange":
+        case "reduce_scatter" | "all_to_all":
             return (n - 1) / n * operands
         case "permute" | "broadcast":
             return operands if n > 1 else 0.0
