@@ -44,7 +44,7 @@ from sbp.trace.collectives import (
     handwritten_bytes,
     names_of,
 )
-from sbp.trace.graph import Graph, Node, Operand, group_by
+from sbp.trace.graph import Graph, Node, Operand, group_by, nodes_with_runs
 from sbp.types import B, Split
 
 # ---- words --------------------------------------------------------------------------------------
@@ -288,8 +288,7 @@ def _notes(finding: Finding) -> Iterator[str]:
 
 
 # ---- coverage -----------------------------------------------------------------------------------
-# What was checked of a program: its collectives with the bytes that they send, and its comparisons
-# with one device.
+# What was checked of a program: its collectives with their bytes, and its comparisons.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,21 +334,22 @@ def coverage(compared: Comparisons) -> Coverage:
     regions = [*regions_of(compared.graph)]
     grouped = group_by(
         (run for region in regions for run in collective_runs(region)),
-        lambda run: (users_span(run.node) or run.node.id, run.node.op, run.mesh_axes),
+        lambda run: (users_span(run[0]) or run[0].id, run[0].op, names_of(run[0])),
     )
     return Coverage(
         regions=len(regions),
         values=sum(len(n.outputs) for r in regions for n in r.params["body"].walk()),
         collectives=tuple(
             CheckedCollective(
-                text=_subject(runs[0].node).replace("`", ""),
-                span=users_span(runs[0].node),
-                op=runs[0].node.op,
-                mesh_axes=runs[0].mesh_axes,
-                runs=sum(r.runs for r in runs),
-                bytes_per_device=sum(r.bytes_per_device for r in runs),
+                text=_subject(node).replace("`", ""),
+                span=users_span(node),
+                op=op,
+                mesh_axes=mesh_axes,
+                runs=sum(count for _, count, _ in runs),
+                bytes_per_device=sum(sent for _, _, sent in runs),
             )
-            for runs in grouped.values()
+            for (_, op, mesh_axes), runs in grouped.items()
+            for node in [runs[0][0]]
         ),
         runs=tuple(run for run in (compared.plain, *(c.run for c in compared.compared)) if run),
     )
@@ -362,7 +362,7 @@ def _short_ring(finding: Finding, mesh_axis: str, size: int) -> list[Node]:
     """The last step of the ring that makes the result of a finding, if the ring has one step too
     few to go around a mesh axis; empty for other results."""
     body = Body(finding.region.params["body"], {}, mesh_axis)
-    runs = {r.node.id: r.runs for r in collective_runs(finding.region)}
+    runs = {node.id: count for node, count in nodes_with_runs(body.graph)}
     steps, last = dict[Operand, int](), list[Node]()
     for node in body.sent(body.graph.outputs[finding.result]):
         if KINDS[node.op] == "permute" and names_of(node) == (mesh_axis,):

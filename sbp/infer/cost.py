@@ -27,7 +27,7 @@ from sbp.limits import Rules
 from sbp.machine.hardware import Hardware
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Op, Row, Sent, Shape, kernel_named, traits_of
-from sbp.trace.collectives import KINDS, SHARD_MAP, collective_runs
+from sbp.trace.collectives import KINDS, SHARD_MAP, collective_runs, names_of
 from sbp.trace.graph import LOOPS, Graph, Node, Operand, amount, body_of, interface_of
 from sbp.trace.places import TRANSFER, computes_in_host
 from sbp.types import Unreduced
@@ -480,10 +480,10 @@ def exchanges(
       The positions of its mesh axes; its kind; seconds that run before the work of the kernel;
       seconds on the links while the kernel works.
     """
-    for run in collective_runs(node) if node.op == SHARD_MAP else ():
-        positions = tuple(sorted(map(mesh.names.index, run.mesh_axes)))
-        kind = KINDS[run.node.op].replace("broadcast", "permute")
-        seconds = mesh.collective(kind, positions).of(run.bytes_per_device, run.runs)
+    for inner, runs, sent_bytes in collective_runs(node) if node.op == SHARD_MAP else ():
+        positions = tuple(sorted(map(mesh.names.index, names_of(inner))))
+        kind = KINDS[inner.op].replace("broadcast", "permute")
+        seconds = mesh.collective(kind, positions).of(sent_bytes, runs)
         yield positions, kind, seconds, 0.0
     for position, sent in row_sends(graph, node, row, mesh):
         collective = mesh.collective(sent.kind, (position,))

@@ -39,6 +39,7 @@ from sbp.trace.collectives import (
     collective_runs,
     handwritten_bytes,
     mesh_sizes,
+    names_of,
 )
 from sbp.trace.graph import CONTROL_FLOW, Constant, Graph, Node, Operand, amount
 from sbp.types import NdSbp
@@ -497,9 +498,9 @@ def _sends(program: Program) -> Iterator[Send]:
                 for sent in step_sends(step, aval, mesh):
                     yield _collective(here, sent, over, change, planned=planned, step=step)
         elif i.node.op == SHARD_MAP:
-            for run in collective_runs(i.node):
-                sent = Sent(KINDS[run.node.op], run.bytes_per_device, run.runs)
-                yield _collective(here, sent, run.mesh_axes, "in a manual region", maker=run.node)
+            for inner, rounds, sent_bytes in collective_runs(i.node):
+                sent, over = Sent(KINDS[inner.op], sent_bytes, rounds), names_of(inner)
+                yield _collective(here, sent, over, "in a manual region", maker=inner)
         else:
             for k, sent in i.sends:
                 inside, kernel = f"inside {i.node.name}", i.row.kernels[k]

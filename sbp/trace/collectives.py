@@ -3,7 +3,6 @@ them, and the bytes that they send; and how a graph runs on values."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -105,28 +104,16 @@ def handwritten_bytes(graph: Graph, sizes: Mapping[str, int]) -> float:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CollectiveRun:
-    """A collective of a hand-written region.
+def collective_runs(region: Node) -> Iterator[tuple[Node, int, float]]:
+    """The collectives of a `shard_map` node, in program order, with those in loops and branches.
 
-    Arguments:
-      node: the collective.
-      mesh_axes: the mesh axes that it runs over.
-      runs: how often it runs when the region runs once; in a branch, when that branch is taken.
-      bytes_per_device: the bytes that one device sends in all these runs.
+    Yields:
+      The collective; how often it runs when the region runs once, or in a branch, when that branch
+      is taken; the bytes that one device sends in all these runs.
     """
-
-    node: Node
-    mesh_axes: tuple[str, ...]
-    runs: int
-    bytes_per_device: float
-
-
-def collective_runs(region: Node) -> Iterator[CollectiveRun]:
-    """The collectives of a `shard_map` node, in program order, with those in loops and branches."""
     body, sizes = region.params["body"], mesh_sizes(region)
     return (
-        CollectiveRun(node, names_of(node), runs, runs * _of_collective(body, node, sizes))
+        (node, runs, runs * _of_collective(body, node, sizes))
         for node, runs in nodes_with_runs(body)
         if node.op in KINDS
     )
