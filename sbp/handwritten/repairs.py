@@ -505,7 +505,7 @@ class Repairs:
     def backward_runs(self, node: Node) -> list[Node]:
         """The operations of a gradient that are like one of it, in all runs of its line; the
         gradients of other operands have other parameters."""
-        made = self.sites.made_at(users_span(node))
+        made = self.sites.by_span.get(users_span(node), [])
         return [n for n in made if n.backward and (n.op, n.params) == (node.op, node.params)]
 
     def scatter(self, finding: Finding, dim: int) -> Iterator[Variants]:

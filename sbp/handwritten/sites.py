@@ -90,7 +90,14 @@ class Sites:
             ]
             for operand, reader in reads:
                 self.readers[operand].append(reader)
-        self.by_span = group_by(self.nodes.values(), users_span)
+        # JAX makes the gradient of a region from the edited region, so that one is not edited.
+        self.edited = [
+            node
+            for own, region, _ in graphs
+            for node in own.nodes
+            if region is None or not region.backward
+        ]
+        self.by_span = group_by(self.edited, users_span)
         ends = (
             v
             for node in self.nodes.values()
@@ -143,18 +150,8 @@ class Sites:
         """The nodes of the same operation and source line, in every call; none where one of them is
         differentiated inside a region."""
         same = SUMS if node.op in SUMS else (node.op,)
-        found = [n for n in self.made_at(users_span(node)) if n.op in same]
+        found = [n for n in self.by_span.get(users_span(node), []) if n.op in same]
         return () if any(self.differentiated(n) for n in found) else tuple(found)
-
-    def made_at(self, span: Span | None) -> list[Node]:
-        """The nodes of a source line, without the nodes in the gradient of a region. JAX makes that
-        gradient from the edited region."""
-        return [n for n in self.by_span.get(span, ()) if not self._of_outer_gradient(n)]
-
-    def _of_outer_gradient(self, node: Node) -> bool:
-        """Whether a node is in the gradient of a region, which JAX makes from the region."""
-        region = self.home[node.id][1]
-        return region is not None and region.backward
 
     def alone(self, reader: Node, read: Site) -> bool:
         """Whether an operand has no other reader."""
@@ -174,7 +171,7 @@ class Sites:
         text = source_text(span)
         if span is None or not text or not isinstance(expression_at(span)[0], ast.expr):
             return None
-        group = self.made_at(span)
+        group = self.by_span.get(span, [])
         found = tuple((n.id, k) for n, k, forward in self._leaving(group) if forward)
         # Of the turns of a Python loop that read each other, not each one has a value that leaves.
         if len(found) != sum(n.op == node.op for n in group) or any(
@@ -251,9 +248,7 @@ class Sites:
         expression, name = expression_at(call)
         if not isinstance(expression, ast.Call):
             return None
-        inside = [
-            n for n in self.nodes.values() if call in n.stack and not self._of_outer_gradient(n)
-        ]
+        inside = [n for n in self.edited if call in n.stack]
         leaving = list(self._leaving(inside))
         own = tuple((n.id, k) for n, k, _ in leaving if n.backward == gradient)
         names = tuple(group[0] if len(group) == 1 else "" for group in names_at(call))
