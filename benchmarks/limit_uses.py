@@ -134,10 +134,10 @@ def copied(before: Any, self: Any, name: str, value: Any, used: Any, depth: int)
         DEPTHS.pop()
 
 
-def number(before: Any, self: Any, name: str, value: Any, alone: Any) -> Any:
-    if alone is not None:
+def number(before: Any, self: Any, name: str, value: Any, **source: bool) -> Any:
+    if self.found.axis.alone(value, **source) is not None:
         use("handwritten.written_sizes.DEPTH", written_sizes.DEPTH - DEPTHS[-1])
-    return before(self, name, value, alone)
+    return before(self, name, value, **source)
 
 
 # ---- signatures, sizes, explanations, plans ------------------------------------------------------

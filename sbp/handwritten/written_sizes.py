@@ -157,7 +157,7 @@ class _Copier:
                 has_axis = dict(value.shape).get(axis.name, 1) == axis.size > 1
                 return axis.mesh_alone(value) if has_axis else value
             case int() | float() if type(value) in (int, float):
-                return self.number(name, value, axis.alone(value))
+                return self.number(name, value)
             case list() | tuple() if (pairs := axis.pairs_alone(value)) is not None:
                 return pairs
             case np.ndarray() | jax.Array():
@@ -205,9 +205,9 @@ class _Copier:
                     return self.value(name, value.__wrapped__, used, depth)
                 return self.settings(value, used)
 
-    def number(self, name: str, value: float, alone: float | None) -> float:
-        """A number, or what it is on an axis of size 1."""
-        if alone is None:
+    def number(self, name: str, value: float, *, in_source: bool = False) -> float:
+        """A number, or what it is on an axis of size 1; `in_source` as in `AxisInCode.alone`."""
+        if (alone := self.found.axis.alone(value, in_source=in_source)) is None:
             return value
         self.found.numbers[name] = value
         return alone if name in self.names else value
@@ -218,7 +218,7 @@ class _Copier:
         has = vars(module)
         if module is jax and "device_count" in used:
             count = jax.device_count()
-            alone = self.number("device_count", count, self.found.axis.alone(count, in_source=True))
+            alone = self.number("device_count", count, in_source=True)
             made = {} if alone == count else {"device_count": lambda *_, **__: int(alone)}
         elif (
             # These modules do not know the number of devices, except by `_COUNTS`.
@@ -232,11 +232,11 @@ class _Copier:
 
     def settings(self, value: Any, used: frozenset[str]) -> Any:
         """An object, a class or a dict with the numbers that a function reads of it."""
-        axis, is_dict = self.found.axis, isinstance(value, dict)
+        is_dict = isinstance(value, dict)
         names = sorted(k for k in value if isinstance(k, str)) if is_dict else sorted(used)
         read: dict[str, Any] = {k: value[k] if is_dict else getattr(value, k, None) for k in names}
         numbers = {k: x for k, x in read.items() if type(x) in (int, float)}
-        alone = {k: self.number(k, x, axis.alone(x)) for k, x in numbers.items()}
+        alone = {k: self.number(k, x) for k, x in numbers.items()}
         other = {k: x for k, x in alone.items() if x != numbers[k]}
         if not other:
             return value
@@ -333,8 +333,7 @@ class _Copier:
             case tuple():
                 return tuple(map(self.written, value))
             case int() if type(value) is int:
-                alone = self.found.axis.alone(value, in_source=True)
-                return self.number(str(value), value, alone)
+                return self.number(str(value), value, in_source=True)
             case _:
                 return value
 
