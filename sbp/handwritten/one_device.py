@@ -129,7 +129,8 @@ class Compared:
       alone: how the program was read on one device.
       types: the types of the values of all regions, where results differ: in all trips of each
           scan, in the first trip, and in the second one.
-      powers: of results that are too large by a power of the size of the axis, by position.
+      powers: by the position of a result, 1 if it is too large by the size of the axis, and -1 if
+          it is too small by it.
       uneven: whether a result differs between devices that the program says to be equal.
       meant: whether the program shows that a difference may be meant.
       excused: the results of regions whose difference may be meant.
@@ -399,8 +400,13 @@ class Comparisons:
                 )
                 return Compared(run=same, alone=attempt)
             factors = {i: factor_of(self.got.results[i], want.results[i]) for i in differs}
-            powers = {i: _power(k, axis.size) for i, k in factors.items() if k}
-            apart[attempt] = differs, alone, {i: p for i, p in powers.items() if p}
+            powers = {
+                i: power
+                for i, k in factors.items()
+                for power in (1, -1)
+                if k and math.isclose(k, float(axis.size) ** power, rel_tol=TOLERANCE)
+            }
+            apart[attempt] = differs, alone, powers
             if (
                 attempt.chained
                 and None in factors.values()
@@ -615,12 +621,6 @@ def _attempts(written: WrittenSizes, chained: bool) -> Iterator[Attempt]:
 
 def _has_few_slices(x: np.ndarray) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and x.ndim > 0 and x.shape[0] <= SLICES
-
-
-def _power(factor: float, n: int) -> int:
-    """The power of a number that another one is; 0 if it is none."""
-    exponent = math.log(factor, n) if factor > 0 else 0.0
-    return round(exponent) if abs(exponent - round(exponent)) < TOLERANCE else 0
 
 
 def _zero(ran: Ran) -> tuple[int, ...]:
