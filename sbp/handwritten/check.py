@@ -417,15 +417,15 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                 if kind == "missing" and (ring := _short_ring(finding, name, c.run.size)):
                     ends[name] += ring
                     continue
+                scales = kind in COUNTED and scalars(finding.fault.node)
                 numbers = (
                     *finding.numbers,
                     *(c.run.stuck if kind in (*COUNTED, *BY_SHARD) else ()),
+                    *(sorted(written.numbers) if scales else ()),
                 )
-                if kind in COUNTED and scalars(finding.fault.node):
-                    numbers = tuple(dict.fromkeys((*numbers, *sorted(written.numbers))))
                 finding = replace(
                     finding,
-                    numbers=numbers,
+                    numbers=tuple(dict.fromkeys(numbers)),
                     reordered=c.run.reordered,
                     path=paths.get(node.outputs[finding.result], ""),
                 )
