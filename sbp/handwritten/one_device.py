@@ -243,7 +243,7 @@ class Comparisons:
         for self.values in (values, poisoned):
             if reason := self.run_first(is_poisoned=self.values is not values):
                 return self.without_trial(reason)
-            self.uneven = uneven(self.graph, self.got, self.mesh)
+            self.uneven = uneven(self.got, self.mesh)
             equal = against is not None and not self.compare_with(*against).apart
             self.compared = [
                 self.compare(
@@ -319,7 +319,7 @@ class Comparisons:
                 for got, wanted in zip(every, self.wanted, strict=True)
                 for i in _differing(got, wanted)
             )
-            return wrong.union(*(uneven(graph, got, self.mesh) for got in every))
+            return wrong.union(*(uneven(got, self.mesh) for got in every))
         except SbpInternalError:
             raise
         except FAILURES:  # of an edit: shapes that no longer fit
@@ -567,8 +567,7 @@ class Comparisons:
             raise
         except FAILURES:  # of an edit: shapes that no longer fit
             return None
-        other.graph, other.got = graph, got[0]
-        other.uneven = uneven(graph, got[0], self.mesh)
+        other.graph, other.got, other.uneven = graph, got[0], uneven(got[0], self.mesh)
         other.compared = [
             replace(
                 c,
@@ -685,11 +684,11 @@ def compared_runs(
     )
 
 
-def uneven(graph: Graph, ran: Ran, mesh: MeshSpec) -> frozenset[tuple[int, int, str]]:
+def uneven(ran: Ran, mesh: MeshSpec) -> frozenset[tuple[int, int, str]]:
     """The results of regions that differ between devices and claim to be equal."""
     return frozenset(
         (node.id, i, name)
-        for node, results in claims(graph)
+        for node, results in claims(ran.graph)
         for i in results
         if (parts := ran.values.get(node.params["body"].outputs[i])) is not None
         for axis, name in enumerate(mesh.names)

@@ -571,7 +571,7 @@ class Repairs:
         made = None if fault.made is None else self.sites.value(fault.made)
         if made is not None:
             yield (made,)
-        reads = self.sites.reads(fault.node, fault.partial or (fault.operand,))
+        reads = self.sites.reads(fault.node, fault.partial)
         span = users_span(fault.node)
         if not reads or span is None:
             return
