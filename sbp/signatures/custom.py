@@ -582,21 +582,19 @@ def check_registered(graph: Graph, mesh: MeshSpec) -> None:
     """
     axes = sorted({2, 3, *(n for n in mesh.sizes if 1 < n <= MAX_DEVICES)})
     large = [f"`{name}` with {n:,}" for name, n in mesh.axes if n > MAX_DEVICES]
-    noted: set[str] = set()
+    for op in dict.fromkeys(n.op for n in graph.walk() if n.op in CUSTOM) if large else ():
+        note(
+            Diagnostic(
+                code="wrong-signature",
+                severity="note",
+                title=f"the registered signature of `{op}` is checked on mesh axes of at most"
+                f" {MAX_DEVICES} devices, not on {' and '.join(large)}",
+            )
+        )
     for node in graph.walk():
         custom = CUSTOM.get(node.op)
         if custom is None:
             continue
-        if large and node.op not in noted:
-            noted.add(node.op)
-            note(
-                Diagnostic(
-                    code="wrong-signature",
-                    severity="note",
-                    title=f"the registered signature of `{node.op}` is checked on mesh axes of at"
-                    f" most {MAX_DEVICES} devices, not on {' and '.join(large)}",
-                )
-            )
         ins, outs = [graph.aval(o) for o in node.inputs], [graph.avals[o] for o in node.outputs]
         # A jaxpr is represented by its text, since each trace makes a new object.
         params = tuple(
