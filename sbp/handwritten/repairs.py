@@ -379,9 +379,9 @@ class Repairs:
             )
 
     def redirect(self, finding: Finding) -> Iterator[Variants]:
-        """A sum over another mesh axis; the result stays split along the first one."""
+        """A sum of each call over another mesh axis; the result stays split along the first one."""
         body: Graph = finding.region.params["body"]
-        for node in body.walk():
+        for node in {(users_span(n), n.op, names_of(n)): n for n in body.walk()}.values():
             over = {*names_of(node)}
             others = tuple(a for a in self.mesh.names if a in over - {*finding.mesh_axes})
             call = self.call(node) if others and {*others} == over else None
