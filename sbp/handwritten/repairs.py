@@ -442,7 +442,7 @@ class Repairs:
                     )
                 ),
                 reduce=tuple(
-                    Reduce(node, k, axes, op, divisor, after=place.after)
+                    Reduce(node.id, k, axes, op, divisor, after=place.after)
                     for place in places
                     for node, k in place.values
                 ),
@@ -462,8 +462,7 @@ class Repairs:
 
     def bounds(self, place: Site) -> tuple[bool, bool]:
         """Whether a constant bounds a value where it is made, and where it is read."""
-        nodes = [(self.sites.nodes[node], k) for node, k in place.values]
-        values = [n.outputs[k] if place.after else n.inputs[k] for n, k in nodes]
+        values = [n.outputs[k] if place.after else n.inputs[k] for n, k in place.values]
         makers = (self.sites.makers[v][0] for v in values if v in self.sites.makers)
         readers = itertools.chain(*(self.sites.readers[v] for v in values))
         return any(map(is_bound, makers)), any(map(is_bound, readers))
@@ -631,10 +630,7 @@ class Repairs:
         site = self.sites.value(made[0]) if made is not None else None
         return (
             site
-            if made is not None
-            and site is not None
-            and not site.name
-            and site.values == ((made[0].id, made[1]),)
+            if made is not None and site is not None and not site.name and site.values == (made,)
             else None
         )
 

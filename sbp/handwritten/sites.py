@@ -37,7 +37,7 @@ class Site:
 
     Arguments:
       text: its source text, with its line.
-      values: its values in the program: ids of nodes, and positions of their results.
+      values: its values in the program: nodes, and positions of their results.
       spans: the places of the expression; for a variable, the expression in the statement that sets
           it.
       name: the variable; empty for an expression.
@@ -46,7 +46,7 @@ class Site:
     """
 
     text: str
-    values: tuple[tuple[int, int], ...]
+    values: tuple[tuple[Node, int], ...]
     spans: tuple[Span, ...]
     name: str = ""
     after: bool = True
@@ -73,9 +73,11 @@ class Sites:
     def __init__(self, graph: Graph) -> None:
         graphs = [*_graphs(graph)]
         self.home = {node.id: at for at in graphs for node in at[0].nodes}
-        self.nodes = {node.id: node for own, _, _ in graphs for node in own.nodes}
         self.makers: dict[Operand, tuple[Node, int]] = {
-            v: (node, i) for node in self.nodes.values() for i, v in enumerate(node.outputs)
+            v: (node, i)
+            for own, _, _ in graphs
+            for node in own.nodes
+            for i, v in enumerate(node.outputs)
         }
         self.readers: dict[Operand, list[Node | None]] = defaultdict(list)
         for own, region, holder in graphs:
@@ -100,12 +102,11 @@ class Sites:
         self.by_span = group_by(self.edited, users_span)
         ends = (
             v
-            for node in self.nodes.values()
-            for v in node.outputs
+            for v, (node, _) in self.makers.items()
             if node.backward and any(r is None or not r.backward for r in self.readers[v])
         )
         self.ends = list(ends)
-        self.gradients = {_shape(graph.avals[v]) for v in self.ends}
+        self.gradients = {_shape(graph.aval(v)) for v in self.ends}
 
     def graph(self, node: Node) -> Graph:
         """The graph of a node: the body of a region, or of a loop or branch in it."""
@@ -157,7 +158,7 @@ class Sites:
         """Whether an operand has no other reader."""
         return all(
             len(self.readers[v]) == 1
-            for v in {self._origin(reader, i) for node, i in read.values if node == reader.id}
+            for v in {self._origin(reader, i) for node, i in read.values if node is reader}
         )
 
     # ---- values ---------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ class Sites:
         if span is None or not text or not isinstance(expression_at(span)[0], ast.expr):
             return None
         group = self.by_span.get(span, [])
-        found = tuple((n.id, k) for n, k, forward in self._leaving(group) if forward)
+        found = tuple((n, k) for n, k, forward in self._leaving(group) if forward)
         # Of the turns of a Python loop that read each other, not each one has a value that leaves.
         if len(found) != sum(n.op == node.op for n in group) or any(
             map(self.differentiated, group)
@@ -250,7 +251,7 @@ class Sites:
             return None
         inside = [n for n in self.edited if call in n.stack]
         leaving = list(self._leaving(inside))
-        own = tuple((n.id, k) for n, k, _ in leaving if n.backward == gradient)
+        own = tuple((n, k) for n, k, _ in leaving if n.backward == gradient)
         names = tuple(group[0] if len(group) == 1 else "" for group in names_at(call))
         if len(names) == 2:  # of value_and_grad: the value first
             name = names[1 if gradient else 0]
@@ -282,7 +283,7 @@ class Sites:
             return None
         if any(not (n.backward or is_inside(n)) for n in self.by_span[span]):
             return None
-        return Site(f"`{source_text(span)}` at line {span.line}", ((found[0].id, 0),), (span,))
+        return Site(f"`{source_text(span)}` at line {span.line}", ((found[0], 0),), (span,))
 
     # ---- operands -------------------------------------------------------------------------------
 
@@ -296,12 +297,12 @@ class Sites:
         origins = [self._origin(node, i) for i in range(len(node.inputs))]
         found: list[Site] = []
         for i in operands:
-            if isinstance(origins[i], int) and not any((node.id, i) in r.values for r in found):
+            if isinstance(origins[i], int) and not any((node, i) in r.values for r in found):
                 written = self._written(origins[i], node.span, parts)
                 if not written:
                     return None
                 same = [k for k, o in enumerate(origins) if o == origins[i]]
-                values = tuple((call.id, k) for call in calls for k in same)
+                values = tuple((call, k) for call in calls for k in same)
                 spans = tuple(span_of(part, node.span.file) for part in written)
                 found.append(Site(f"`{source_text(spans[0])}`", values, spans, after=False))
         return tuple(found)
