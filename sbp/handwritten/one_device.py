@@ -588,7 +588,7 @@ class Comparisons:
         run = program_run(graph)
         before = run(self.values).results
         found: list[list[Any]] = []
-        for i, x in enumerate(map(np.asarray, self.values)):
+        for i, x in enumerate(self.values):
             for k in range(x.shape[0]) if _has_few_slices(x) else ():
                 other = x.copy()
                 other[k] = np.random.default_rng([i, k]).standard_normal(x.shape[1:])
@@ -600,7 +600,7 @@ class Comparisons:
     def find_unreached(self) -> tuple[int, ...]:
         """Results with a slice that depends on no argument; none where some argument cannot be
         changed slice by slice."""
-        if not all(map(_has_few_slices, map(np.asarray, self.values))):
+        if not all(map(_has_few_slices, self.values)):
             return ()
         return tuple(
             i for i, x in enumerate(self.reaches(self.graph)) if x.size and not x.any(0).all()
@@ -618,7 +618,8 @@ def _attempts(written: WrittenSizes, chained: bool) -> Iterator[Attempt]:
         yield from (Attempt(c, chained=True) for c in [(), *chosen])
 
 
-def _has_few_slices(x: np.ndarray) -> bool:
+def _has_few_slices(x: Any) -> bool:
+    """Whether a value is an array of floats, and not a key, with at most `SLICES` slices."""
     return jnp.issubdtype(x.dtype, jnp.floating) and x.ndim > 0 and x.shape[0] <= SLICES
 
 
