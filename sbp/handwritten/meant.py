@@ -1,7 +1,7 @@
 """What shows that a program is meant to compute something else on one device of a mesh axis: each
 device ranks its own elements, picks its own, or returns one of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -32,12 +32,15 @@ def why_meant(
     """
     others = {a.id: b for a, b in matched(got.graph, want.graph)}
     placed, dropped = _ranks(got, want, types, others)
+    picked, only = _picks(got.graph, want.graph, others, n), _only_elements(got, types)
     return {
-        "each device ranks its own elements, and may drop those over its capacity": dropped,
-        "each device picks the element at its own index, one for each device": _picks(
-            got.graph, want.graph, others, n
+        "each device ranks its own elements, and may drop those over its capacity": _reached(
+            got.graph, dropped
         ),
-        "each device takes the only element of its shard": _only_elements(got, types),
+        "each device picks the element at its own index, one for each device": _reached(
+            got.graph, {*picked}
+        ),
+        "each device takes the only element of its shard": _reached(got.graph, {*only}),
         ONE_EACH: _one_each(got.graph, want.graph, name),
     }, placed
 
@@ -55,10 +58,10 @@ def _reached(graph: Graph, values: set[int]) -> frozenset[int]:
 
 def _ranks(
     got: Ran, want: Ran, types: Types, others: Mapping[int, Node]
-) -> tuple[frozenset[int], frozenset[int]]:
+) -> tuple[frozenset[int], set[int]]:
     """The operations by which the devices rank their own elements to place or to select them, and
-    the results of regions for which a run dropped elements, such as tokens of a shard that are over
-    its capacity."""
+    the values for which a run dropped elements, such as tokens of a shard that are over its
+    capacity."""
     placed, drops = set[int](), set[int]()
     for region in regions_of(got.graph):
         body = Body(region.params["body"], types, "")
@@ -73,7 +76,7 @@ def _ranks(
                     runs = ((got, node), (want, others.get(node.id)))
                     if any(_drops(*run, i if compares else _moved(node)) for run in runs):
                         drops |= {*node.outputs}
-    return frozenset(placed), _reached(got.graph, drops)
+    return frozenset(placed), drops
 
 
 def _has_own_ranks(body: Body, rank: Node) -> bool:
@@ -143,10 +146,9 @@ def _one_each(graph: Graph, alone: Graph, name: str) -> frozenset[int]:
     )
 
 
-def _picks(graph: Graph, alone: Graph, others: Mapping[int, Node], n: int) -> frozenset[int]:
-    """The results of regions in which each device picks one of n elements by its index, with one
-    device as well."""
-    found = set[int]()
+def _picks(graph: Graph, alone: Graph, others: Mapping[int, Node], n: int) -> Iterator[int]:
+    """The values for which each device picks one of n elements by its index, with one device as
+    well."""
     for region in regions_of(graph):
         own = set[int]()
         for node in region.params["body"].walk():
@@ -155,8 +157,7 @@ def _picks(graph: Graph, alone: Graph, others: Mapping[int, Node], n: int) -> fr
             if own & {node.inputs[i] for i in places_of(node)}:
                 pairs = ((graph, node), (alone, others.get(node.id)))
                 if all(_is_one_of(g, x, n) for g, x in pairs if x is not None):
-                    found |= {*node.outputs}
-    return _reached(graph, found)
+                    yield from node.outputs
 
 
 def _is_one_of(graph: Graph, node: Node, n: int) -> bool:
@@ -167,10 +168,9 @@ def _is_one_of(graph: Graph, node: Node, n: int) -> bool:
     return any(size == n and part == 1 for size, part in zip(whole, sizes, strict=False))
 
 
-def _only_elements(got: Ran, types: Types) -> frozenset[int]:
-    """The results of regions for which each device takes the only element of its shard, as `w[0]`
-    does; one device takes one of several."""
-    found = set[int]()
+def _only_elements(got: Ran, types: Types) -> Iterator[int]:
+    """The values for which each device takes the only element of its shard, as `w[0]` does; one
+    device takes one of several."""
     for region in regions_of(got.graph):
         body, axes = Body(region.params["body"], types, ""), len(region.params["mesh"].shape)
         for node in body.graph.walk():
@@ -182,5 +182,4 @@ def _only_elements(got: Ran, types: Types) -> frozenset[int]:
                 # A value in a scan has the dim of the trips before its own.
                 dim = split.dim - (got.values[operand].ndim - axes - len(shape))
                 if shape.pop(dim) == 1 and tuple(shape) == body.graph.aval(node.outputs[0]).shape:
-                    found |= {*node.outputs}
-    return _reached(got.graph, found)
+                    yield from node.outputs
