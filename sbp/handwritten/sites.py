@@ -20,6 +20,7 @@ from sbp.handwritten.emulation import inner_graphs
 from sbp.signatures import traits_of
 from sbp.source.reader import (
     expression_at,
+    name_called,
     names_at,
     position_at,
     position_of,
@@ -253,7 +254,8 @@ class Sites:
         leaving = list(self._leaving(inside))
         own = tuple((n, k) for n, k, _ in leaving if n.backward == gradient)
         names = tuple(group[0] if len(group) == 1 else "" for group in names_at(call))
-        if len(names) == 2:  # of value_and_grad: the value first
+        if len(names) == 2 and name_called(expression.func) != "grad":
+            # Of value_and_grad, the value first.
             name = names[1 if gradient else 0]
         elif len(own) != len(leaving):
             return None
