@@ -254,8 +254,10 @@ class Comparisons:
                 )
                 for name, written in (self.axes.items() if self.uneven or not equal else ())
             ]
-            if any(c.wrong for c in self.compared) or not any(
-                traits_of(node.op).numpy is np.isfinite for node in bodies(self.graph)
+            if (
+                (against is not None and not equal)
+                or any(c.wrong for c in self.compared)
+                or not any(traits_of(n.op).numpy is np.isfinite for n in bodies(self.graph))
             ):
                 break
         return self
