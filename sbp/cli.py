@@ -13,13 +13,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import shtab
 from rich.console import Console
 
-from sbp.commands.calibrate import calibrate_parser
+from sbp.commands.calibrate import calibrate
 from sbp.commands.command_line import (
     COMMANDS,
     command_parser,
-    completion_script,
     is_target,
     show_program,
 )
@@ -31,11 +31,11 @@ from sbp.report.concepts import CONCEPT_WORDS, CONCEPTS, concept_named
 from sbp.report.pages import hardware_page
 from sbp.report.parts import Page, plain
 from sbp.report.report import Shown
+from sbp.signatures import known_primitives
 from sbp.source.reader import shorten
 from sbp.version import VERSION
 
 _PROGRAMS: Mapping[str, tuple[str, str]] = {
-    "calibrate": ("sbp.commands.calibrate", "calibrate"),
     "train": ("examples.gshard.train", "main"),
     "check": ("examples.gshard.check", "main"),
     "curves": ("examples.gshard.curves", "main"),
@@ -45,8 +45,8 @@ _PROGRAMS: Mapping[str, tuple[str, str]] = {
     "evaluate": ("examples.gshard.commands", "evaluate_run"),
 }
 """Commands with a command line of their own, a module and its function, imported when asked for.
-All but the first are only in a checkout, and need the `gshard` extra. `sbp check` is also a command
-for FILE:FUNCTION."""
+They are only in a checkout, and need the `gshard` extra. `sbp check` is also a command for
+FILE:FUNCTION."""
 
 _TRAIN_OPTIONS = ("examples.gshard.options", "train_parser")
 _PARSERS: Mapping[str, Sequence[tuple[str, str]]] = {
@@ -101,8 +101,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _explain(console, " ".join(given.name))
             case "signatures":
                 show_signatures(given)
+            case "calibrate":
+                calibrate(given)
             case "completion":
-                print(completion_script(given.shell, _parsers()))
+                print(_completion(given.shell))
             case "hardware":
                 console.print(Shown(page=hardware_page()))
             case _:
@@ -120,12 +122,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _completion(shell: str) -> str:
+    """The script that completes commands in a shell."""
+    parents, hidden = _parsers(), {"help": None, "metavar": None}  # too long for a shell
+    replaced: dict[tuple[str, str], Any] = {
+        ("explain", "name"): {
+            "choices": [*CODES, *(word for word in CONCEPT_WORDS if " " not in word)],
+            **hidden,
+        },
+        ("signatures", "name"): {"choices": sorted(known_primitives()), **hidden},
+        ("check", "target"): {"complete": shtab.FILE, **hidden},
+        ("report", "target"): {"complete": shtab.FILE, **hidden},
+    }
+    for action in (a for parsers in parents.values() for p in parsers for a in p._actions):
+        if action.dest in _PATHS:
+            vars(action)["complete"] = _PATHS[action.dest]
+    return shtab.complete(command_parser("", replaced, parents), shell=shell)
+
+
+_PATHS: Mapping[str, Any] = {
+    **dict.fromkeys(["config", "data", "eval_data", "file", "file_of"], shtab.FILE),
+    **dict.fromkeys(["workdir", "figures", "against"], shtab.DIRECTORY),
+}
+"""Options of training and translation that take a path."""
+
+
 def _parsers() -> dict[str, list[argparse.ArgumentParser]]:
     """The parsers of commands that have a command line of their own; of those that are not here,
     standard error says why."""
-    own = {"calibrate": [calibrate_parser()]}
     try:
-        return own | {
+        return {
             command: [_load(command, *maker)() for maker in makers]
             for command, makers in _PARSERS.items()
         }
@@ -134,7 +160,7 @@ def _parsers() -> dict[str, list[argparse.ArgumentParser]]:
             f"the script does not complete the options of {', '.join(_PARSERS)}: {error.message}",
             file=sys.stderr,
         )
-        return own
+        return {}
 
 
 def _load(name: str, module: str, function: str) -> Callable[..., Any]:

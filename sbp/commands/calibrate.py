@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from scipy.optimize import nnls
 
-from sbp.commands.command_line import Parser, mesh_axes
+from sbp.commands.command_line import mesh_axes
 from sbp.errors import SbpError, bytes_text, seconds_text
 from sbp.machine.calibration import KINDS, RATES
 from sbp.machine.hardware import hardware_of_kind
@@ -54,24 +54,15 @@ _PRODUCTS = (
 """The rates of products, each with its dtype and precision, and the rate of memory."""
 
 
-def calibrate_parser() -> argparse.ArgumentParser:
-    """The parser of `sbp calibrate`."""
-    parser = Parser(
-        prog="sbp calibrate",
-        description="Measure products, memory and collectives on the devices at hand, and write a"
-        " file that hardware= and --hardware take. It takes up to five minutes.",
-    )
-    add = parser.add_argument
-    add("--mesh", metavar="AXES", help="mesh axes, outer first, such as data=2,model=4")
-    add("-o", dest="output", metavar="FILE", required=True, help="the file to write, NAME.toml")
-    add("--devices", metavar="N", type=int, help="simulate N devices")
-    add("--force", action="store_true", help="replace the file if it exists")
-    return parser
+def calibrate(given: argparse.Namespace) -> None:
+    """`sbp calibrate`.
 
+    Arguments:
+      given: the options of the command.
 
-def calibrate(argv: Sequence[str]) -> int:
-    """Runs `sbp calibrate`; returns the exit status."""
-    given = calibrate_parser().parse_args(argv)
+    Raises:
+      SbpError: `unknown-option` for a file that cannot be written, or that exists without --force.
+    """
     file = Path(given.output)
     checks = {
         f"the name of the file must end in .toml, got {file}": file.suffix != ".toml",
@@ -90,7 +81,6 @@ def calibrate(argv: Sequence[str]) -> int:
     write_file(file, _toml(mesh, rates, links).encode())
     Console(highlight=False).print(Shown(page=_page(mesh, rates, links)))
     console.print(f"wrote {file}; pass hardware={str(file)!r} to sbp.jit", highlight=False)
-    return 0
 
 
 Link = tuple[str, tuple[str, ...], float, float]

@@ -1,5 +1,5 @@
-"""The command line of `sbp`: its options, what their texts stand for, the script that completes it
-in a shell, and the commands `sbp check FILE:FUNCTION` and `sbp report FILE:FUNCTION`."""
+"""The command line of `sbp`: its options, what their texts stand for, and the commands
+`sbp check FILE:FUNCTION` and `sbp report FILE:FUNCTION`."""
 
 import argparse
 import ast
@@ -22,7 +22,6 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
-import shtab
 from jax.export import SymbolicScope, symbolic_shape
 from jax.sharding import AbstractMesh
 from rich.console import Console
@@ -30,15 +29,13 @@ from rich.console import Console
 import sbp
 from sbp._jax import context_mesh
 from sbp.api.jit import Jitted, JittedMethod, check_shard_map, jit
-from sbp.errors import CODES, SbpError, bytes_text, counted, nearest, seconds_text, short_words
+from sbp.errors import SbpError, bytes_text, counted, nearest, seconds_text, short_words
 from sbp.kinds import AXIS_NAMES, can_name, is_whole
 from sbp.moe.sharding import simulate_devices
 from sbp.plan.saved import write_file
-from sbp.report.concepts import CONCEPT_WORDS
 from sbp.report.pages import diagnostics_of, refusal
 from sbp.report.parts import Facts, Page
 from sbp.report.report import Report, Shown
-from sbp.signatures import known_primitives
 from sbp.source.reader import in_library
 
 COMMANDS: Mapping[str, str] = {
@@ -130,6 +127,17 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
         "--json": {"action": "store_true", "help": "print JSON"},
     },
+    "calibrate": {
+        "--mesh": _PROGRAM["--mesh"],
+        "-o": {
+            "dest": "output",
+            "metavar": "FILE",
+            "required": True,
+            "help": "the file to write, NAME.toml",
+        },
+        "--devices": {"metavar": "N", "type": int, "help": "simulate N devices"},
+        "--force": {"action": "store_true", "help": "replace the file if it exists"},
+    },
     "completion": {"shell": {"choices": ("bash", "zsh", "fish")}},
 }
 """The options of a command; those of a training run are in its own `--help`."""
@@ -148,6 +156,10 @@ _ABOUT: Mapping[str, Mapping[str, Any]] = {
     },
     "signatures": {
         "description": "Show which types of operands give which types of results, on one mesh axis."
+    },
+    "calibrate": {
+        "description": "Measure products, memory and collectives on the devices at hand, and write"
+        " a file that hardware= and --hardware take. It takes up to five minutes."
     },
 }
 """What the `--help` of a command says around its options."""
@@ -188,36 +200,6 @@ def command_parser(
             replacing = (replaced or {}).get((command, name), {})
             vars(part.add_argument(name, **properties)).update(replacing)
     return parser
-
-
-def completion_script(shell: str, parents: Mapping[str, Sequence[argparse.ArgumentParser]]) -> str:
-    """The script of a shell.
-
-    Arguments:
-      shell: its name, one of the choices of `sbp completion`.
-      parents: by command, parsers whose options it takes too.
-    """
-    hidden = {"help": None, "metavar": None}  # they are too long for a shell
-    replaced: dict[tuple[str, str], Any] = {
-        ("explain", "name"): {
-            "choices": [*CODES, *(word for word in CONCEPT_WORDS if " " not in word)],
-            **hidden,
-        },
-        ("signatures", "name"): {"choices": sorted(known_primitives()), **hidden},
-        ("check", "target"): {"complete": shtab.FILE, **hidden},
-        ("report", "target"): {"complete": shtab.FILE, **hidden},
-    }
-    for action in (a for parsers in parents.values() for p in parsers for a in p._actions):
-        if action.dest in _PATHS:
-            vars(action)["complete"] = _PATHS[action.dest]
-    return shtab.complete(command_parser("", replaced, parents), shell=shell)
-
-
-_PATHS: Mapping[str, Any] = {
-    **dict.fromkeys(["config", "data", "eval_data", "file", "file_of"], shtab.FILE),
-    **dict.fromkeys(["workdir", "figures", "against"], shtab.DIRECTORY),
-}
-"""Options of training and translation that take a path."""
 
 
 # ---- values -------------------------------------------------------------------------------------
