@@ -136,21 +136,11 @@ def maker_text(reason: ConversionReason) -> str:
 
 
 def need_text(reason: ConversionReason) -> str:
-    """The reader of the converted value and its reason, for the report. Results of the program are
-    not named."""
+    """The reader of the converted value and its reason, for the report. Results of the program
+    have no reader."""
     need = reason.need
-    if need.node is None:
-        return "returned" if need.is_returned else "on the way to another type"
-    if not need.is_read:
-        return f"returned by the body of {need.node.op} {place_text(SourcePlace.of(need.node))}"
-    if need.kind == "pin":
-        span = annotation_span(need.node)
-        return (
-            "pinned by in_types or out_types"
-            if span is None
-            else f"pinned by{quote(span)} at {place(span)}"
-        )
-    return f"needed by {node_text(need.node, reason.maker)}, {_sentence(_REPORTED, need)}"
+    templates = _REPORTED if need.is_read or need.node is None else _REPORTED_LEFT
+    return _sentence(templates, need, beside=reason.maker)
 
 
 # ---- conversions in the answer to a question ----------------------------------------------------
@@ -184,15 +174,21 @@ def deferred_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
 
 
 _REPORTED = {
-    "no signature": "which has no signature",
-    "rounding": "which has no row for {before}",
-    "not linear": "which has no row for {before}",
-    "partners": "which takes {after} here",
-    "choice": "which takes {after} here",
-    "": "which takes {after}",
+    "conversion": "on the way to another type",
+    "pin": "pinned by{pinned}",
+    "given pin": "pinned by in_types or out_types",
+    "no signature": "needed by {node}, which has no signature",
+    "rounding": "needed by {node}, which has no row for {before}",
+    "not linear": "needed by {node}, which has no row for {before}",
+    "partners": "needed by {node}, which takes {after} here",
+    "choice": "needed by {node}, which takes {after} here",
+    "": "needed by {node}, which takes {after}",
 }
 """Why a reader needs a conversion, in the report. Here and below, by the kind of the need; the last
 line is that of all others."""
+
+_REPORTED_LEFT = {"": "returned by the body of {op} {place}"}
+"""The same for a value that the body of a region returns."""
 
 _PREDICATE = "it is the predicate of {node}, and every device needs the same predicate"
 
@@ -242,26 +238,32 @@ _DEFERRED = {
 
 
 def _sentence(
-    templates: Mapping[str, str], need: ConversionNeed, output_names: Sequence[str] = ()
+    templates: Mapping[str, str],
+    need: ConversionNeed,
+    output_names: Sequence[str] = (),
+    beside: Node | None = None,
 ) -> str:
-    """The sentence of a need."""
+    """The sentence of a need; `beside` is as for `node_text`."""
     node, before = need.node, repr(decode(need.change.before))
+    pinned = annotation_span(node) if node is not None and need.kind == "pin" else None
     allowing = f" (reduce_dtype=jnp.{need.allowing} allows it to come after)"
     blocking = ": each trip reads it in {}, which has no row for {}"
     of_node: dict[str, Any] = (
         {}
         if node is None
         else {
-            "node": node_text(node),
+            "node": node_text(node, beside),
+            "op": node.op,
             "place": place_text(SourcePlace.of(node)),
             "source": source_text(node.span),
             "dtype": node.params.get("new_dtype"),
         }
     )
-    kind = "given pin" if need.kind == "pin" and node is not None and not node.span else need.kind
+    kind = "given pin" if need.kind == "pin" and pinned is None else need.kind
     return templates.get(kind, templates[""]).format(
         before=before,
         after=repr(decode(need.change.after)),
+        pinned=f"{quote(pinned)} at {place(pinned)}" if pinned else "",
         allowing=allowing if need.allowing else "",
         blocking=blocking.format(node_text(need.blocker), before) if need.blocker else "",
         partners=_partners(*need.partners) if need.partners else "",
