@@ -228,6 +228,7 @@ _RETURNED = {
 
 _DEFERRED = {
     "pin": "Without that pin",
+    "given pin": "Without that pin",
     "carry": "Carried as {before}",
     "body": "{taken} as {before}",
     "row": "The next-best plan in which it takes another type",
