@@ -301,8 +301,7 @@ class Names(Dataflow):
     def site(self, site: PinSite) -> str:
         """The name of the pinned value."""
         if site.is_input:
-            names = self.graph.input_names
-            return names[site.position] if names else f"input {site.position}"
+            return self.graph.input_names[site.position]
         if site.source == "output":
             return f"output {site.position}"
         expression, name = expression_at(site.span)

@@ -17,7 +17,6 @@ from sbp.report.facts import (
     Tensor,
     alike,
     counted_bytes,
-    input_names,
     tensor,
     times_text,
 )
@@ -118,7 +117,7 @@ class LiveBytes:
     """
 
     def __init__(self, program: Program) -> None:
-        self.program, self.names = program, input_names(program)
+        self.program, self.names = program, program.graph.input_names
         self.device, self.uses = DeviceMemory(program.typing, in_host=False), InputUses(program)
         avals, elements = program.graph.avals, self.device.elements
         self.last: dict[Register, Phase] = {

@@ -96,11 +96,6 @@ def tensor(program: Program, source: Source, name: str) -> Tensor:
     )
 
 
-def input_names(program: Program) -> Sequence[str]:
-    """The names of the arguments."""
-    return program.graph.input_names or [f"args[{i}]" for i in range(len(program.block.inputs))]
-
-
 def inputs(program: Program) -> list[Tensor]:
     """The arguments."""
     return [
@@ -110,7 +105,7 @@ def inputs(program: Program) -> list[Tensor]:
             padded=program.request.demand.is_padded("input", number),
         )
         for number, (register, name) in enumerate(
-            zip(program.block.inputs, input_names(program), strict=True)
+            zip(program.block.inputs, program.graph.input_names, strict=True)
         )
     ]
 

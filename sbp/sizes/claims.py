@@ -104,8 +104,9 @@ def claims_of(graph: Graph, typing: Typing) -> tuple[Claim, ...]:
 
 
 def _boundary(graph: Graph, typing: Typing) -> Iterator[Claim]:
-    names = graph.input_names or tuple(f"input {i}" for i in range(len(graph.inputs)))
-    ins = zip(names, graph.inputs, (typing.values[v] for v in graph.inputs), strict=True)
+    ins = zip(
+        graph.input_names, graph.inputs, (typing.values[v] for v in graph.inputs), strict=True
+    )
     outs = zip(range(len(graph.outputs)), graph.outputs, typing.outputs, strict=True)
     for kind, group in (("input", ins), ("output", outs)):
         for position, (name, operand, codes) in enumerate(group):
