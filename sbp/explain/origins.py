@@ -266,7 +266,11 @@ class Origins:
         if entry.kind == "carry":
             return ValueName(f"the carry of {node.op}", is_source=False)
         outside = self.label(node.inputs[entry.operand])
-        return replace(outside, slices=outside.slices + (entry.kind == "slice"))
+        return (
+            ValueName(f"a slice of {outside}", is_source=False)
+            if entry.kind == "slice"
+            else outside
+        )
 
     # ---- links ----------------------------------------------------------------------------------
 

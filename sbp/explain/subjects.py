@@ -63,22 +63,18 @@ class ValueName:
     Arguments:
       name: the user's name or expression, or a description.
       is_source: whether it is the user's own: a name or an expression.
-      slices: the number of loops around the value in each of which it is one slice of the named
-          value.
     """
 
     name: str
     is_source: bool = True
-    slices: int = 0
 
     @property
     def is_variable(self) -> bool:
         """Whether the value is called by the name of a variable."""
-        return self.is_source and not self.slices and self.name.isidentifier()
+        return self.is_source and self.name.isidentifier()
 
     def __str__(self) -> str:
-        quoted = f"`{self.name}`" if self.is_source else self.name
-        return "a slice of " * self.slices + quoted
+        return f"`{self.name}`" if self.is_source else self.name
 
 
 @dataclass(frozen=True, slots=True)
