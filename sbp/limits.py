@@ -9,7 +9,7 @@ and budgets, which forbid collectives.
 import functools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -187,55 +187,6 @@ def policies_in(scope: str) -> list[tuple[Policy, str]]:
         for name, axis in _MARK.findall(scope)
         if name in POLICIES
     ]
-
-
-def policies_text(base: Policy, per_axis: Sequence[Policy | None], names: Sequence[str]) -> str:
-    """The policies of a program in a word, or as a dict where mesh axes have their own.
-
-    Arguments:
-      base: the policy of axes without one.
-      per_axis: the policy of each mesh axis, or None; empty for none.
-      names: the mesh axes.
-
-    >>> axes = ("dcn", "model")
-    >>> policies_text("auto", (), axes), policies_text("auto", ("reduce", None), axes)
-    ('auto', '{"dcn": "reduce"}')
-    """
-    option = boxing_option(base, per_axis, names)
-    return (
-        option
-        if isinstance(option, str)
-        else "{" + ", ".join(f'"{name}": "{policy}"' for name, policy in option.items()) + "}"
-    )
-
-
-def boxing_option(
-    base: Policy, per_axis: Sequence[Policy | None], names: Sequence[str]
-) -> Policy | dict[str, Policy]:
-    """The policies of a program as the value of `boxing`; the arguments are those of
-    `policies_text`.
-
-    >>> boxing_option("reduce", (), ("dcn",)), boxing_option("auto", ("reduce",), ("dcn",))
-    ('reduce', {'dcn': 'reduce'})
-    """
-    if not any(per_axis):
-        return base
-    return {
-        name: policy or base
-        for name, policy in zip(names, per_axis, strict=False)
-        if policy or base != "auto"
-    }
-
-
-def boxing_text(base: Policy, per_axis: Sequence[Policy | None], names: Sequence[str]) -> str:
-    """The policies of a program as `sbp.jit` takes them; the arguments are those of
-    `policies_text`.
-
-    >>> boxing_text("reduce", (), ("dcn",)), boxing_text("auto", ("reduce",), ("dcn",))
-    ('boxing="reduce"', 'boxing={"dcn": "reduce"}')
-    """
-    said = policies_text(base, per_axis, names)
-    return f"boxing={said}" if any(per_axis) else f'boxing="{said}"'
 
 
 # ---- rules --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 that they are tried on."""
 
 import itertools
+import json
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -147,6 +148,25 @@ def labels_at(spans: Iterable[Span | None], text: str) -> tuple[Label, ...]:
         Label(span=span, text=text, primary=n == 0)
         for n, span in enumerate(dict.fromkeys(s for s in spans if s is not None))
     )
+
+
+def boxing_option(request: Request) -> str | dict[str, str]:
+    """The policies of a program as the value of `boxing`: one for all mesh axes, or a dict where
+    axes have their own."""
+    return (
+        {
+            name: policy or request.boxing
+            for name, policy in zip(request.mesh.names, request.axis_policies, strict=False)
+            if policy or request.boxing != "auto"
+        }
+        if any(request.axis_policies)
+        else request.boxing
+    )
+
+
+def boxing_text(request: Request) -> str:
+    """The policies of a program as `sbp.jit` takes them, such as `boxing="reduce"`."""
+    return f"boxing={json.dumps(boxing_option(request), ensure_ascii=False)}"
 
 
 # ---- limits --------------------------------------------------------------------------------------

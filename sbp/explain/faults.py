@@ -17,6 +17,7 @@ from sbp.explain.change import (
     Diagnosis,
     DiagnosisLimits,
     applicable,
+    boxing_text,
     labels_at,
     left_out,
     tried,
@@ -28,7 +29,6 @@ from sbp.infer.constraints import POLICY_LITERAL, ReadConstraint, budget_literal
 from sbp.infer.flow import allowing
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
-from sbp.limits import boxing_text
 from sbp.plan.program import place
 from sbp.source.reader import expression_at, name_called, scope_of, source_text, users_span
 from sbp.trace.graph import Node, collecting_less
@@ -359,7 +359,6 @@ def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diag
         diagnostic(BlamedFault(found, group, names)) for group in found.groups[: limits.faults]
     ]
     if found.last.status == "unknown":
-        policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
         diagnostics.append(
             Diagnostic(
                 code="solver-limit",
@@ -368,7 +367,10 @@ def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diag
                     "the checker reached its resource limit before it could say why there is no"
                     f" typing on mesh axis `{found.last.mesh_axis}`"
                 ),
-                notes=(f"the program has no types under {policies}; check a smaller part of it",),
+                notes=(
+                    f"the program has no types under {boxing_text(request)}; check a smaller part"
+                    " of it",
+                ),
             )
         )
     if not diagnostics:

@@ -13,7 +13,17 @@ from typing import Any, Literal, NamedTuple
 
 from sbp.annotations import annotate_p
 from sbp.errors import SHOWN, Edit, Help, OptionEdit, SourceEdit, Span
-from sbp.explain.change import Accepted, BlamedFault, Change, Diagnosis, HelpKind, Tried, tried
+from sbp.explain.change import (
+    Accepted,
+    BlamedFault,
+    Change,
+    Diagnosis,
+    HelpKind,
+    Tried,
+    boxing_option,
+    boxing_text,
+    tried,
+)
 from sbp.explain.names import result_code
 from sbp.explain.pin_changes import PinChanges, Placed, insert_pins, set_pins, site_in
 from sbp.explain.relaxations import DEARER
@@ -24,8 +34,6 @@ from sbp.infer.space import Code, decode
 from sbp.limits import (
     POLICIES,
     Policy,
-    boxing_option,
-    boxing_text,
     policy_mark,
 )
 from sbp.plan.fit import best_program
@@ -371,9 +379,10 @@ def looser_policies(request: Request, found: Blamed, position: int) -> Iterator[
             each, is_whole = own or (None,) * len(names), origin == "program"
             base = policy if is_whole else request.boxing
             per_axis = own if is_whole else (*each[:position], policy, *each[position + 1 :])
+            changed = replace(request, boxing=base, axis_policies=per_axis)
             yield (
-                boxing_text(base, per_axis, names),
-                (OptionEdit(option="boxing", value=boxing_option(base, per_axis, names)),),
+                boxing_text(changed),
+                (OptionEdit(option="boxing", value=boxing_option(changed)),),
                 functools.partial(replace, boxing=base, axis_policies=per_axis),
             )
         elif line and (region := under_policy(line, policy, names[position])):

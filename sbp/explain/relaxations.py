@@ -24,6 +24,7 @@ from sbp.explain.change import (
     DiagnosisLimits,
     Tried,
     applicable,
+    boxing_text,
     help_with_price,
     labels_at,
     left_out,
@@ -35,7 +36,7 @@ from sbp.infer.choose import choose
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.request import Request
 from sbp.infer.space import Codes, local_bytes, local_shape, to_type
-from sbp.limits import MOST_BYTES, boxing_text
+from sbp.limits import MOST_BYTES
 from sbp.plan.fit import best_if_near, best_program
 from sbp.plan.ir import Apply, Register
 from sbp.plan.program import PlannedBox, Program, shape_text
@@ -569,11 +570,10 @@ def no_typing_together(request: Request, limits: DiagnosisLimits) -> Diagnostic:
     else:
         axes = ", ".join(f"`{a}`" for a in request.mesh.names)
         title = f"the program has no typing on the mesh axes {axes} together"
-        policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
         notes.append(
-            f"under {policies}, the program has types on each mesh axis alone, but not on all of"
-            " them together: a dim may be too short to split over all of them, or an outer axis"
-            " would have to split a dim that an inner axis already splits"
+            f"under {boxing_text(request)}, the program has types on each mesh axis alone, but not"
+            " on all of them together: a dim may be too short to split over all of them, or an"
+            " outer axis would have to split a dim that an inner axis already splits"
         )
         tries = _tries(request, pins, limits)
         helps = sorted(

@@ -1,6 +1,7 @@
 """Facts -> pages: the full report of a plan, the short report for training programs, the report of
 a program without a plan, and the annotated source."""
 
+import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,6 @@ from sbp.explain import change, subjects
 from sbp.explain.names import recomputed_lines
 from sbp.handwritten import check, compared
 from sbp.infer import flow, space
-from sbp.limits import policies_text
 from sbp.machine.hardware import HARDWARE
 from sbp.plan.ir import ORDERED_TYPES
 from sbp.plan.program import Program, place, sends
@@ -198,7 +198,8 @@ def _choice(program: Program) -> str:
     before = (
         "" if typing.bounds_reuse else ", not counting conversions that the backward pass reuses"
     )
-    boxing = policies_text(request.boxing, request.axis_policies, program.mesh.names)
+    option = change.boxing_option(request)
+    boxing = option if isinstance(option, str) else json.dumps(option, ensure_ascii=False)
     operations = counted(sum(not n.regions for n in program.graph.walk()), "local operation")
     return f"{operations}; boxing `{boxing}`; the types are {how}{before}"
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from sbp.annotations import annotate_p
 from sbp.errors import Span, bytes_text
+from sbp.explain.change import boxing_text
 from sbp.explain.origins import ConversionNeed, ConversionReason
 from sbp.explain.subjects import SourcePlace, ValueName
 from sbp.explain.why import Refusal
 from sbp.infer.space import Code, decode
-from sbp.limits import boxing_text
 from sbp.plan.program import place
 from sbp.source.reader import annotation_span, expression_text, shorten, source_text, users_span
 from sbp.trace.graph import Node
@@ -297,8 +297,7 @@ def refusal_text(found: Refusal) -> str:
     if isinstance(found, str):
         return _REFUSALS[found]
     request, fault = found
-    policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
-    axis = f"on `{fault.mesh_axis}`" + (f" under {policies}" if fault.policy else "")
+    axis = f"on `{fault.mesh_axis}`" + (f" under {boxing_text(request)}" if fault.policy else "")
     if not fault.sink:
         return f"no row reaches it {axis}"
     arrives = " or ".join(dict.fromkeys(repr(decode(c)) for c in fault.made[0])) or "nothing"
