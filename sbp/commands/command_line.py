@@ -377,7 +377,7 @@ def show_program(given: argparse.Namespace) -> int:
       SbpError: `unknown-option` for wrong options; `bad-argument` if a file cannot be written.
     """
     written = Path(getattr(given, "output", "x") or "x")
-    exists = any(map(os.path.exists, (written, written.with_suffix(".npz"))))
+    exists = os.path.exists(written) or os.path.exists(written.with_suffix(".npz"))
     views = [f"--{v}" for v in ("json", "html", "short", "source") if getattr(given, v, None)]
     files = getattr(given, "html", None), getattr(given, "output", None)
     checks = {
