@@ -488,22 +488,39 @@ def _refuse_endless(tree: Any, depth: int = 0) -> None:
 def returning_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function of the user, which is refused where a leaf of its results is no array.
 
-    The function raises an `ArgumentError` that names the leaf by its path.
+    The function raises the error of `returned_array`, which names the leaf by its path.
     """
 
     @functools.wraps(function, updated=())
     def checked(*args: Any, **kwargs: Any) -> Any:
         results = function(*args, **kwargs)
         for path, leaf in paths_of(results, "what the function returns")[0]:
-            try:
-                if isinstance(leaf, jax.ShapeDtypeStruct):
-                    raise TypeError("a shape has no elements")
-                jax.typeof(leaf)
-            except TypeError as error:
-                raise ArgumentError(
-                    f"the function returns {show(leaf)} at result{jax.tree_util.keystr(path)},"
-                    " which is not an array; return a pytree of arrays"
-                ) from error
+            returned_array(leaf, path, "the function")
         return results
 
     return checked
+
+
+def returned_array(x: Any, path: Any, name: str) -> Any:
+    """What a function of the user returns at a path.
+
+    Arguments:
+      x: the value.
+      path: its path, as JAX has it.
+      name: the function.
+
+    Raises:
+      SbpError: `bad-argument` where it is no array.
+    """
+    try:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            raise TypeError("a shape has no elements")
+        jax.typeof(x)
+    except (TypeError, AttributeError, OverflowError) as error:
+        where = f" at result{jax.tree_util.keystr(path)}" if path else ""
+        raise refused(
+            f"{name} returns a value of type {type(x).__name__}{where}, which is not an array;"
+            " return a pytree of arrays",
+            error if isinstance(error, OverflowError) else TypeError,
+        ) from error
+    return x

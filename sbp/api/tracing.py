@@ -26,7 +26,7 @@ from sbp.errors import SbpError, refused
 from sbp.handwritten.region import tracing_for
 from sbp.infer.pins import check_axes, device_ids, resolve_pins
 from sbp.infer.request import Demand, Request
-from sbp.kinds import paths_of
+from sbp.kinds import paths_of, returned_array
 from sbp.limits import policies_in
 from sbp.machine.mesh import MeshSpec, known_axes, other_mesh, users_mesh
 from sbp.run.arrays import spec_of
@@ -327,7 +327,7 @@ def _flat_results(
             results = signature.call(*pinned)
         with_path, tree = paths_of(results, "what the function returns")
         last[:] = [(tree, [path for path, _ in with_path])]
-        return [_returned_array(leaf, path, reader.name) for path, leaf in with_path]
+        return [returned_array(leaf, path, reader.name) for path, leaf in with_path]
 
     def returned(shapes: Sequence[Any]) -> Leaves:
         [(tree, paths)] = last
@@ -340,28 +340,6 @@ def _flat_results(
         )
 
     return _jax.traced_as(call, reader.fn, signature.names), returned
-
-
-def _returned_array(x: Any, path: KeyPath, name: str) -> Any:
-    """What a function returns at a path.
-
-    Raises:
-      SbpError: `bad-argument` where it is no array.
-    """
-    if isinstance(x, _jax.Tracer | jax.Array):
-        return x
-    try:
-        if isinstance(x, jax.ShapeDtypeStruct):
-            raise TypeError("a shape has no elements")
-        jax.typeof(x)
-    except (TypeError, AttributeError, OverflowError) as error:
-        where = f" at result{jax.tree_util.keystr(path)}" if path else ""
-        raise refused(
-            f"{name} returns a value of type {type(x).__name__}{where}, which is not an array;"
-            " return a pytree of arrays",
-            error if isinstance(error, OverflowError) else TypeError,
-        ) from error
-    return x
 
 
 def _refuse_traced(graph: Graph, name: str) -> None:
