@@ -600,10 +600,15 @@ def refused(
     True
     """
     raised = kind if isinstance(kind, type) else type(kind)
-    for own in (ArgumentTypeError, ArgumentOverflowError, ArgumentValueError):
-        if issubclass(raised, own.__bases__[1]):
-            return own(title, code=code, span=span)
-    return SbpError(title, code=code, span=span)
+    own = next(
+        (
+            one
+            for one in (ArgumentTypeError, ArgumentOverflowError, ArgumentValueError)
+            if issubclass(raised, one.__bases__[1])
+        ),
+        SbpError,
+    )
+    return own(title, code=code, span=span)
 
 
 class SbpInternalError(AssertionError):

@@ -102,9 +102,6 @@ class Layout(Mapping[str, tuple[str, ...]]):
                 code="layout-names",
             ) from error
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._axes
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._axes)
 
