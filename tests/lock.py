@@ -87,11 +87,6 @@ def fingerprint(name: str) -> bytes:
         return b"absent"
     if colon:
         return definitions.fingerprint(path, function)
-    if name == PROCESS:
-        texts = [
-            ast.dump(definitions.tree(_relative(p))) for p in sorted((ROOT / path).rglob("*.py"))
-        ]
-        return "\n".join(texts).encode()
     if name.endswith("/"):
         return " ".join(sorted(each for each in os.listdir(ROOT / path) if _counts(each))).encode()
     content = (ROOT / path).read_bytes()
