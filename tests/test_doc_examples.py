@@ -1,7 +1,6 @@
 """Every Python block of the README and of docs/ runs as written on 8 simulated devices, and prints
-what the page shows."""
+and draws what the page shows. `SBP_UPDATE_GOLDEN=1` writes the picture anew."""
 
-import os
 import re
 import runpy
 import warnings
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sbp.signatures import known_primitives, unregister
+from tests.report.golden import assert_golden
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -17,6 +17,8 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted(p for p in (ROOT / "docs").rglob("*.md") if "generated" not in p.parts),
 ]
+PICTURE = "ffn.svg"
+"""A file of docs/ that one of the examples writes."""
 
 
 def examples(page: Path):
@@ -49,6 +51,7 @@ def unmatched(shown: str, printed: str) -> str | None:
 
 def test_pages_have_examples():
     assert {page.name for page in PAGES} >= {"README.md", "types.md", "how-it-works.md", "moe.md"}
+    assert PICTURE in str(EXAMPLES)
     assert len(EXAMPLES) == sum(page.read_text("utf-8").count("```python\n") for page in PAGES)
 
 
@@ -81,21 +84,8 @@ def test_example_runs(
         printed = capsys.readouterr().out
         line = unmatched(shown, printed)
         assert line is None, f"the page shows {line!r}; printed was:\n{printed}"
-
-
-def test_the_picture_is_what_the_page_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """`SBP_UPDATE_GOLDEN=1` writes it anew. Without a gradient all versions of JAX trace it so."""
-    (code,) = [
-        code for _, code, _ in examples(ROOT / "docs" / "first-program.md") if "ffn.svg" in code
-    ]
-    monkeypatch.chdir(tmp_path)
-    script = tmp_path / "quickstart.py"
-    script.write_text(code, "utf-8")
-    runpy.run_path(str(script), run_name="__main__")
-    drawn, kept = (tmp_path / "ffn.svg").read_text("utf-8"), ROOT / "docs" / "ffn.svg"
-    if os.environ.get("SBP_UPDATE_GOLDEN") == "1":
-        kept.write_text(drawn, "utf-8")
-    assert drawn == kept.read_text("utf-8")
+    if PICTURE in code:  # without a gradient, all versions of JAX trace it alike
+        assert_golden(PICTURE, (tmp_path / PICTURE).read_text("utf-8"), ROOT / "docs")
 
 
 def test_excerpts_are_compared():
