@@ -83,10 +83,12 @@ def broken(
     unlabelled: Any = None,
     **options: Any,
 ) -> Any:
-    """Puts a program into the gallery; the policy is "explicit" unless another is given."""
+    """Puts a program into the gallery; the policy is "explicit" unless another is given. The first
+    program of a name stays, so the edited text of a file may run without a change of the gallery.
+    """
 
     def add(fn: Callable[..., Any]) -> Callable[..., Any]:
-        GALLERY[fn.__name__] = Broken(
+        entry = Broken(
             fn=fn,
             args=args,
             mesh=mesh,
@@ -96,6 +98,7 @@ def broken(
             also=also,
             unlabelled=unlabelled,
         )
+        GALLERY.setdefault(entry.name, entry)
         return fn
 
     return add

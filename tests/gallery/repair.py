@@ -5,8 +5,6 @@ import ast
 import importlib
 import inspect
 import linecache
-from collections.abc import Callable
-from typing import Any
 
 from sbp.errors import Help, SourceEdit
 from sbp.source.reader import span_of
@@ -20,8 +18,8 @@ def repaired(entry: Broken, help_: Help) -> Broken:
     """The program after a help."""
     source, options = split_edits(help_.edits)
     assert source or options, f"no edit: {help_.text}; sbp/explain makes the edits of a help"
-    fn = _unregistered(lambda: edited_function(entry.fn, source))
-    return entry.of(fn, **edited_options(entry.options, options, len(entry.args)))
+    after = edited_options(entry.options, options, len(entry.args))
+    return entry.of(edited_function(entry.fn, source), **after)
 
 
 def pins_of(entry: Broken) -> set[tuple[int, str]]:
@@ -42,7 +40,7 @@ def without_pins(entry: Broken, pins: set[tuple[int, str]], inputs: set[str]) ->
     source = _source(entry)
     for line, call in sorted(pins):
         source = _without_call(source, line, call)
-    fn = _unregistered(lambda: recompiled(entry.fn, source)) if pins else entry.fn
+    fn = recompiled(entry.fn, source) if pins else entry.fn
     if not inputs:
         return entry.of(fn)
     named = zip(inspect.signature(entry.fn).parameters, entry.options["in_types"], strict=True)
@@ -73,16 +71,6 @@ def _without_call(source: str, line: int, text: str) -> str:
             span, argument = span_of(node, "gallery"), ast.unparse(node.args[0])
             return edited_text(source, [SourceEdit(span=span, replacement=argument)])
     raise AssertionError(f"`{text}` does not stand in line {line}")
-
-
-def _unregistered(make: Callable[[], Any]) -> Any:
-    """What runs the files of the gallery once more, without new entries in it."""
-    before = dict(GALLERY)
-    try:
-        return make()
-    finally:
-        GALLERY.clear()
-        GALLERY.update(before)
 
 
 def load() -> dict[str, Broken]:
