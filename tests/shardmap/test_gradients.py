@@ -236,79 +236,88 @@ def test_gradients_with_one_cause_are_one_error():
     assert d.notes[-1].startswith("the help also mends this: the gradient of `x @ w + b` is left")
 
 
-@pytest.mark.parametrize("columns", [1, 2])
-def test_a_tensor_parallel_layer_whose_gradient_is_not_summed(columns):
-    """The help says to sum it in the backward pass, as Megatron does."""
-
-    def stepped(entering):
-        def loss(ws, x):
-            h = entering(x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6))
-            hidden = [jnp.tanh(h @ w) for w in ws["up"]]
-            return ((x + leave(sum(hidden) @ ws["down"])) ** 2).mean()
-
-        specs = {"up": [PS(None, "model")] * columns, "down": PS("model")}
-        return jax.shard_map(
-            lambda ws, x: jax.grad(loss, (0, 1))(ws, x),
-            mesh=mesh(),
-            in_specs=(specs, PS()),
-            out_specs=(specs, PS()),
-            check_vma=False,
-        )
-
-    ws = {"up": [draw(8, 16) / k for k in range(2, 2 + columns)], "down": draw(16, 8)}
-    x = draw(16, 8)
-    assert sbp.check_shard_map(stepped(enter), ws, x, mesh=mesh()).ok
-    (d,) = sbp.check_shard_map(stepped(lambda h: h), ws, x, mesh=mesh()).diagnostics
-    assert d.helps[0].clears_all_errors
-    assert d.helps[0].text.count("put the operand of `h @ w` at line ") == 1
-    assert 'sums its gradient with lax.psum(.., "model")' in d.helps[0].text
+# ---- tensor-parallel layers, with the functions of Megatron at both ends -------------------------
 
 
-def test_a_sum_whose_gradient_is_summed_again():
-    """The help says to leave the gradient of the sum as it is, as Megatron does."""
+def of_columns(entering, leaving):
+    """The gradients of a layer with several first weights, behind a norm."""
 
-    def stepped(leaving):
-        def loss(ws, x):
-            return ((x + leaving(jnp.tanh(enter(x) @ ws["up"]) @ ws["down"])) ** 2).mean()
+    def loss(ws, x):
+        h = entering(x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6))
+        hidden = [jnp.tanh(h @ w) for w in ws["up"]]
+        return ((x + leaving(sum(hidden) @ ws["down"])) ** 2).mean()
 
-        specs = {"up": PS(None, "model"), "down": PS("model")}
-        return jax.shard_map(
-            jax.grad(loss), mesh=mesh(), in_specs=(specs, PS()), out_specs=specs, check_vma=False
-        )
+    return lambda ws, x: jax.grad(loss, (0, 1))(ws, x)
 
-    ws, x = {"up": draw(8, 16), "down": draw(16, 8)}, draw(16, 8)
-    assert sbp.check_shard_map(stepped(leave), ws, x, mesh=mesh()).ok
-    (d,) = sbp.check_shard_map(
-        stepped(lambda y: lax.psum(y, "model")), ws, x, mesh=mesh()
-    ).diagnostics
-    assert d.code == "doubled-reduction" and d.helps[0].clears_all_errors
-    assert "function whose backward pass returns its argument" in d.helps[0].text
+
+def of_a_layer(entering, leaving):
+    def loss(ws, x):
+        return ((x + leaving(jnp.tanh(entering(x) @ ws["up"]) @ ws["down"])) ** 2).mean()
+
+    return jax.grad(loss)
+
+
+def of_a_scan(entering, leaving):
+    """The backward pass is a scan in reverse: the fault is found in its first trip."""
+
+    def layer(h, ws):
+        up, down = ws
+        return h + leaving(jnp.tanh(entering(h) @ up) @ down), None
+
+    def loss(ws, x):
+        return (lax.scan(layer, x @ ws[0], ws[1])[0] ** 2).mean()
+
+    return jax.grad(loss)
+
+
+COLUMNS = PS(None, "model")
+ONE_LAYER = {"up": COLUMNS, "down": PS("model")}, {"up": draw(8, 16), "down": draw(16, 8)}
+SCANNED = (
+    (PS(), (PS(None, None, "model"), PS(None, "model"))),
+    (draw(8, 8) / 4, (draw(3, 8, 16) / 4, draw(3, 16, 8) / 4)),
+)
+UNSUMMED, SUMMED_AGAIN = (lambda h: h, leave), (enter, lambda y: lax.psum(y, "model"))
+"""Of the functions at both ends, one is wrong."""
 
 
 @pytest.mark.parametrize(
-    ("entering", "leaving", "title"),
+    ("program", "specs", "ws", "ends", "title", "helped"),
     [
-        (lambda h: h, leave, "the gradient of `entering(h) @ up` adds a whole value to a partial"),
-        (enter, lambda y: lax.psum(y, "model"), "reduces a value that is already whole"),
+        *(
+            (
+                of_columns,
+                {"up": [COLUMNS] * columns, "down": PS("model")},
+                {"up": [draw(8, 16) / k for k in range(2, 2 + columns)], "down": draw(16, 8)},
+                UNSUMMED,
+                "",
+                'sums its gradient with lax.psum(.., "model")',
+            )
+            for columns in (1, 2)
+        ),
+        (
+            of_a_layer,
+            *ONE_LAYER,
+            SUMMED_AGAIN,
+            "doubled-reduction: ",
+            "function whose backward pass returns its argument",
+        ),
+        (
+            of_a_scan,
+            *SCANNED,
+            UNSUMMED,
+            "the gradient of `entering(h) @ up` adds a whole value to a partial",
+            "",
+        ),
+        (of_a_scan, *SCANNED, SUMMED_AGAIN, "reduces a value that is already whole", ""),
     ],
 )
-def test_tensor_parallel_layers_in_a_scan(entering, leaving, title):
-    """The backward pass is a scan in reverse: the fault is found in its first trip."""
-
-    def stepped(entering, leaving):
-        def layer(h, ws):
-            up, down = ws
-            return h + leaving(jnp.tanh(entering(h) @ up) @ down), None
-
-        def loss(ws, x):
-            return (lax.scan(layer, x @ ws[0], ws[1])[0] ** 2).mean()
-
-        specs = (PS(), (PS(None, None, "model"), PS(None, "model")))
-        return jax.shard_map(
-            jax.grad(loss), mesh=mesh(), in_specs=(specs, PS()), out_specs=specs, check_vma=False
-        )
-
-    ws, x = (draw(8, 8) / 4, (draw(3, 8, 16) / 4, draw(3, 16, 8) / 4)), draw(16, 8) / 4
-    assert sbp.check_shard_map(stepped(enter, leave), ws, x, mesh=mesh()).ok
-    (d,) = sbp.check_shard_map(stepped(entering, leaving), ws, x, mesh=mesh()).diagnostics
-    assert title in d.title and d.helps[0].clears_all_errors
+def test_gradients_of_tensor_parallel_layers(program, specs, ws, ends, title, helped):
+    """The help says to sum a gradient in the backward pass, or to leave it as it is, as Megatron
+    does."""
+    outs = (specs, PS()) if program is of_columns else specs
+    x = draw(16, 8) / (4 if program is of_a_scan else 1)
+    assert report_of(program(enter, leave), (specs, PS()), outs, ws, x).ok
+    (d,) = report_of(program(*ends), (specs, PS()), outs, ws, x).diagnostics
+    assert title in f"{d.code}: {d.title}" and d.helps[0].clears_all_errors
+    assert helped in d.helps[0].text
+    assert d.helps[0].text.count("put the operand of `h @ w` at line ") == (program is of_columns)
