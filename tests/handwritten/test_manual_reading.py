@@ -276,23 +276,35 @@ def rotated(x):
     return lax.ppermute(x, "model", [(i, (i + 1) % n) for i in range(n)])
 
 
-def test_a_region_that_does_not_run_on_one_device_is_not_compared():
-    refused = lambda x: rotated(x)[: 4 // (lax.axis_size("model") - 1)]
-    found = said(refused, "model:S(0)", "model:S(0)", devices({"model": 2}), jnp.arange(8.0))
-    assert "`model`: it raises an error with one device: integer division" in found[1]
-
-
-def test_nor_is_one_that_is_too_large():
-    x = jax.ShapeDtypeStruct((2 * CHECKED_ELEMENTS,), jnp.float32)
-    found = said(rotated, "model:S(0)", "model:S(0)", devices({"model": 2}), x)
-    assert "`model`: one of its values has" in found[1]
-
-
-def test_nor_is_one_whose_collectives_need_devices():
-    swapped = lambda x: lax.ppermute(x, ("x", "y"), [(i, (i + 1) % 4) for i in range(4)])
-    x = np.arange(16.0, dtype=np.float32)
-    found = said(swapped, "x:S(0) y:S(0)", "x:S(0) y:S(0)", devices({"x": 2, "y": 2}), x)
-    assert ": sbp cannot run it without devices" in found[1]
+@pytest.mark.parametrize(
+    ("body", "types", "axes", "x", "why"),
+    [
+        (
+            lambda x: rotated(x)[: 4 // (lax.axis_size("model") - 1)],
+            "model:S(0)",
+            {"model": 2},
+            jnp.arange(8.0),
+            "`model`: it raises an error with one device: integer division",
+        ),
+        (
+            rotated,
+            "model:S(0)",
+            {"model": 2},
+            jax.ShapeDtypeStruct((2 * CHECKED_ELEMENTS,), jnp.float32),
+            "`model`: one of its values has",
+        ),
+        (
+            lambda x: lax.ppermute(x, ("x", "y"), [(i, (i + 1) % 4) for i in range(4)]),
+            "x:S(0) y:S(0)",
+            {"x": 2, "y": 2},
+            np.arange(16.0, dtype=np.float32),
+            ": sbp cannot run it without devices",
+        ),
+    ],
+    ids=["raises an error", "too large", "a collective over two axes"],
+)
+def test_what_does_not_run_on_one_device_is_not_compared(body, types, axes, x, why):
+    assert why in said(body, types, types, devices(axes), x)[1]
 
 
 @pytest.mark.parametrize("outs", ["model:S(0)", "B"])
