@@ -156,10 +156,3 @@ def test_a_shard_of_a_gradient_that_is_divided_twice_is_too_small():
 
     (found,) = report_of(body, PS("ep"), draw(WIDTH, WIDTH, seed=4), X, ins=PS("ep")).diagnostics
     assert f"is {N} times too small" in found.title
-
-
-def test_a_call_that_reduces_inside_itself():
-    body = lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True)
-    ins = PS(None, "ep")
-    (found,) = report_of(body, ins, X, ins=ins).diagnostics
-    assert "the partial value is made inside of this call" in found.notes[0]
