@@ -2,6 +2,7 @@
 sbp refuses false claims of a region, and says which claims it does not check. It replaces an entry
 of `in_types` if another entry was probably intended."""
 
+import re
 import textwrap
 from typing import Any
 
@@ -309,38 +310,45 @@ def test_a_shard_map_of_another_mesh_is_refused():
 # ---- false claims -------------------------------------------------------------------------------
 
 
-def fault_of(fn: Any, mesh: Any, *args: Any) -> Any:
-    error: Any = refused(None, sbp.jit(fn, mesh).plan, *args, kind=sbp.SbpTypeError)
+PARTS = "model:P(sum)"
+by_device = lambda x: x * (lax.axis_index("model") + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("program", "title"),
+    [
+        (
+            sbp.manual(lambda h: lax.psum(jnp.tanh(h), "model"), PARTS, "B"),
+            r"`jnp\.tanh\(h\)` takes a partial value on mesh axis `model`",
+        ),
+        (sbp.manual(lambda h: h + 1, PARTS, PARTS), ".*adds a whole value to a partial one.*"),
+        # Weighs the parts by the index of the device, so that the parts no longer add up.
+        (
+            sbp.manual(
+                lambda h: lax.psum(h * (lax.axis_index("model") + 1.0), "model"), PARTS, "B"
+            ),
+            ".*result 0 changes.*",
+        ),
+        (
+            lambda x: sbp.manual(by_device, "B", "B")(x),
+            ".*differs between the devices of mesh axis `model` and is returned as B.*",
+        ),
+    ],
+    ids=["tanh of a part", "one more in each part", "weighed parts", "values that differ"],
+)
+def test_a_false_claim_is_refused(program: Any, title: str, mesh: Any):
+    error: Any = refused(None, sbp.jit(program, mesh).plan, *arrays((8, 16)), kind=sbp.SbpTypeError)
     (found,) = error.diagnostics
     assert found.primary and (found.code, found.primary.span.file) == ("manual-types", __file__)
-    return found
+    assert re.fullmatch(title, found.title)
 
 
-def test_a_part_that_is_taken_for_the_value_is_refused(mesh: Any):
-    """tanh of a part, summed, is not tanh of the sum; a sum of doubled parts is double the sum."""
+@pytest.mark.parametrize(
+    ("body", "out_types"), [(lambda h: lax.psum(2 * h, "model"), "B"), (lambda h: 2 * h, PARTS)]
+)
+def test_a_sum_of_doubled_parts_is_double_the_sum(body: Any, out_types: str, mesh: Any):
     (x,) = arrays((8, 16))
-    wrong = sbp.manual(
-        lambda h: lax.psum(jnp.tanh(h), "model"), in_types="model:P(sum)", out_types="B"
-    )
-    found = fault_of(wrong, mesh, x)
-    assert found.title == "`jnp.tanh(h)` takes a partial value on mesh axis `model`"
-    right = sbp.manual(lambda h: lax.psum(2 * h, "model"), in_types="model:P(sum)", out_types="B")
-    assert_close(sbp.jit(right, mesh)(x), 2 * x)
-    through = sbp.manual(lambda h: 2 * h, in_types="model:P(sum)", out_types="model:P(sum)")
-    assert_close(sbp.jit(through, mesh)(x), 2 * x)
-    shifted = sbp.manual(lambda h: h + 1, in_types="model:P(sum)", out_types="model:P(sum)")
-    assert "adds a whole value to a partial one" in fault_of(shifted, mesh, x).title
-
-
-def test_a_region_that_depends_on_the_device_is_refused(mesh: Any):
-    (x,) = arrays((8, 16))
-    # Weighs the parts by the index of the device, so that the parts no longer add up.
-    weighed = lambda h: lax.psum(h * (lax.axis_index("model") + 1.0), "model")
-    found = fault_of(sbp.manual(weighed, in_types="model:P(sum)", out_types="B"), mesh, x)
-    assert "result 0 changes" in found.title
-    by_device = lambda x: x * (lax.axis_index("model") + 1.0)
-    found = fault_of(lambda x: sbp.manual(by_device, "B", "B")(x), mesh, x)
-    assert "differs between the devices of mesh axis `model` and is returned as B" in found.title
+    assert_close(sbp.jit(sbp.manual(body, PARTS, out_types), mesh)(x), 2 * x)
 
 
 def test_what_cannot_be_checked_is_said(mesh: Any):
