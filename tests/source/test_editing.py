@@ -3,12 +3,12 @@ for at a line, read from the text alone."""
 
 import ast
 import linecache
+from typing import Any
 
 import pytest
 
 from sbp.errors import Span
 from sbp.source.editing import (
-    Part,
     convert_value,
     repin,
     under_policy,
@@ -35,17 +35,22 @@ def span(text: str, part: str, nth: int = 0) -> Span:
     return sorted(found)[nth]
 
 
+BOTH = "sbp.annotate(x, a=sbp.B, cotangent='a:P(sum)')"
+"""Pins of a value and of its cotangent."""
+
+
 @pytest.mark.parametrize(
-    ("line", "call", "atoms", "after"),
+    ("line", "call", "atoms", "options", "after"),
     [
-        ("y = sbp.split(x, 0, 'a')", "sbp.split(x, 0, 'a')", {}, "y = x"),
-        ("y = sbp.split(a + b, 0, 'a').T", "sbp.split(a + b, 0, 'a')", {}, "y = (a + b).T"),
-        ("y = sbp.split(a + b, 0, 'a')", "sbp.split(a + b, 0, 'a')", {}, "y = a + b"),
-        ("y = sbp.split(a +\n  b, 0, 'a')", "sbp.split(a + b, 0, 'a')", {}, "y = (a +\n  b)"),
-        ("é = 2 * sbp.replicate(é)", "sbp.replicate(é)", {}, "é = 2 * é"),
+        ("y = sbp.split(x, 0, 'a')", "sbp.split(x, 0, 'a')", {}, {}, "y = x"),
+        ("y = sbp.split(a + b, 0, 'a').T", "sbp.split(a + b, 0, 'a')", {}, {}, "y = (a + b).T"),
+        ("y = sbp.split(a + b, 0, 'a')", "sbp.split(a + b, 0, 'a')", {}, {}, "y = a + b"),
+        ("y = sbp.split(a +\n  b, 0, 'a')", "sbp.split(a + b, 0, 'a')", {}, {}, "y = (a +\n  b)"),
+        ("é = 2 * sbp.replicate(é)", "sbp.replicate(é)", {}, {}, "é = 2 * é"),
         (
             "y = jax.tree.map(sbp.replicate, xs)",
             "jax.tree.map(sbp.replicate, xs)",
+            {},
             {},
             "y = xs",
         ),
@@ -53,73 +58,69 @@ def span(text: str, part: str, nth: int = 0) -> Span:
             "y = sbp.split(x, 0, 'a', 'b')",
             "sbp.split(x, 0, 'a', 'b')",
             {"b": S(0)},
+            {},
             'y = sbp.split(x, 0, "b")',
         ),
         (
             "y = sbp.annotate(x, 'a:S(0)')",
             "sbp.annotate(x, 'a:S(0)')",
             {"a": S(1), "b": P("max")},
+            {},
             'y = sbp.annotate(x, a=sbp.S(1), b=sbp.P("max"))',
         ),
-        ("y = place(x)", "place(x)", {"a": B}, 'y = sbp.replicate(x, "a")'),
-        ("from rules import at; y = at(x, 'd')", "at(x, 'd')", {}, "from rules import at; y = x"),
+        ("y = place(x)", "place(x)", {"a": B}, {}, 'y = sbp.replicate(x, "a")'),
+        (
+            "from rules import at; y = at(x, 'd')",
+            "at(x, 'd')",
+            {},
+            {},
+            "from rules import at; y = x",
+        ),
+        # The pins of a result and of its cotangent go apart.
+        *(
+            (f"y = {BOTH}", BOTH, atoms, options, f"y = {after}")
+            for atoms, options, after in (
+                ({}, {"part": "cotangent"}, "sbp.annotate(x, a=sbp.B)"),
+                ({}, {"part": "result"}, "sbp.annotate(x, cotangent='a:P(sum)')"),
+                ({}, {"part": "whole"}, "x"),
+                (
+                    {"a": S(0)},
+                    {"part": "cotangent", "free": ("b",)},
+                    'sbp.annotate(x, a=sbp.B, cotangent="a:S(0) b:?")',
+                ),
+            )
+        ),
+        # The dtype of sums stays.
+        *(
+            (f"y = {call}", call, atoms, {"part": part, "reduce_dtype": "float32"}, f"y = {after}")
+            for call, atoms, part, after in (
+                (
+                    "sbp.annotate(x, a=sbp.B, reduce_dtype=jnp.float32)",
+                    {"a": S(0)},
+                    "whole",
+                    'sbp.annotate(x, a=sbp.S(0), reduce_dtype="float32")',
+                ),
+                ("sbp.annotate(x, a=sbp.B, reduce_dtype=jnp.float32)", {}, "whole", "x"),
+                (
+                    "sbp.annotate(x, a=sbp.B, cotangent='a', reduce_dtype=jnp.float32)",
+                    {},
+                    "result",
+                    "sbp.annotate(x, cotangent='a', reduce_dtype=\"float32\")",
+                ),
+                (
+                    "sbp.annotate(x, cotangent='a:P(sum)', reduce_dtype=jnp.float32)",
+                    {},
+                    "cotangent",
+                    "x",
+                ),
+            )
+        ),
     ],
 )
-def test_an_annotation_is_changed_or_taken_out(line, call, atoms, after):
+def test_an_annotation_is_changed_or_taken_out(line, call, atoms, options: dict[str, Any], after):
     text = remember(f"import jax\nimport sbp\n{line}\n")
-    assert edited_text(text, repin(span(text, call), atoms)) == f"import jax\nimport sbp\n{after}\n"
-
-
-def test_the_pins_of_a_result_and_of_its_cotangent_go_apart():
-    call = "sbp.annotate(x, a=sbp.B, cotangent='a:P(sum)')"
-    text = remember(f"import sbp\ny = {call}\n")
-    at = span(text, call)
-    left: dict[Part, str] = {
-        "cotangent": "y = sbp.annotate(x, a=sbp.B)",
-        "result": "y = sbp.annotate(x, cotangent='a:P(sum)')",
-        "whole": "y = x",
-    }
-    assert {part: edited_text(text, repin(at, {}, part)) for part in left} == {
-        part: f"import sbp\n{line}\n" for part, line in left.items()
-    }
-    (edit,) = repin(at, {"a": S(0)}, "cotangent", free=("b",))
-    assert edit.replacement == 'sbp.annotate(x, a=sbp.B, cotangent="a:S(0) b:?")'
-
-
-@pytest.mark.parametrize(
-    ("call", "atoms", "part", "after"),
-    [
-        (
-            "sbp.annotate(x, a=sbp.B, reduce_dtype=jnp.float32)",
-            {"a": S(0)},
-            "whole",
-            'sbp.annotate(x, a=sbp.S(0), reduce_dtype="float32")',
-        ),
-        (
-            "sbp.annotate(x, a=sbp.B, reduce_dtype=jnp.float32)",
-            {},
-            "whole",
-            "x",
-        ),
-        (
-            "sbp.annotate(x, a=sbp.B, cotangent='a', reduce_dtype=jnp.float32)",
-            {},
-            "result",
-            "sbp.annotate(x, cotangent='a', reduce_dtype=\"float32\")",
-        ),
-        (
-            "sbp.annotate(x, cotangent='a:P(sum)', reduce_dtype=jnp.float32)",
-            {},
-            "cotangent",
-            "x",
-        ),
-    ],
-)
-def test_the_dtype_of_sums_stays(call, atoms, part, after):
-    text = remember(f"import sbp\ny = {call}\n")
-    found = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)]
-    edits = repin(span_of(found[0], FILE), atoms, part, reduce_dtype="float32")
-    assert edited_text(text, edits) == f"import sbp\ny = {after}\n"
+    edits = repin(span(text, call), atoms, **options)
+    assert edited_text(text, edits) == f"import jax\nimport sbp\n{after}\n"
 
 
 def test_what_is_no_annotation_is_left_alone():
