@@ -1,7 +1,7 @@
 """The rules that keep the shape of the package, each a function from syntax trees to violations.
 
-A rule yields `Violation`s: a key that stays the same when lines move, and a sentence that names the
-file and what to change there. `tests/test_house.py` runs the rules on `sbp/`.
+A violation is a sentence that names the file with its line, and what to change there.
+`tests/test_house.py` runs the rules on `sbp/`.
 """
 
 import ast
@@ -24,19 +24,6 @@ ROOT = Path(__file__).parents[1]
 MAX_FUNCTION_LINES = 80
 MAX_PARAMETERS = 6
 MAX_MODULE_LINES = 700
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One place that breaks a rule.
-
-    Arguments:
-      key: the file and the name in it, without line numbers.
-      message: the file with its line, and what to change.
-    """
-
-    key: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +54,10 @@ def package(folder: Path = ROOT / "sbp") -> tuple[Module, ...]:
     )
 
 
-Rule = Callable[[tuple[Module, ...]], Iterator[Violation]]
+Rule = Callable[[tuple[Module, ...]], Iterator[str]]
 
 
-def of_each(rule: Callable[[Module], Iterator[Violation]]) -> Rule:
+def of_each(rule: Callable[[Module], Iterator[str]]) -> Rule:
     """A rule of all modules that looks at each of them by itself."""
     return wraps(rule)(lambda modules: itertools.chain.from_iterable(map(rule, modules)))
 
@@ -90,42 +77,37 @@ WIDE: Mapping[str, str] = {
 
 
 @of_each
-def functions_are_short(m: Module) -> Iterator[Violation]:
+def functions_are_short(m: Module) -> Iterator[str]:
     """Functions have at most `MAX_FUNCTION_LINES` lines, their docstrings included."""
     for name, node in _functions(m.tree):
         lines = (node.end_lineno or 0) - node.lineno + 1
         if lines > MAX_FUNCTION_LINES and f"{m.path}: {name}" not in LONG:
-            yield Violation(
-                f"{m.path}: {name}",
+            yield (
                 f"{m.path}:{node.lineno}: `{name}` has {lines} lines, at most"
-                f" {MAX_FUNCTION_LINES}: split it into functions with names",
+                f" {MAX_FUNCTION_LINES}: split it into functions with names"
             )
 
 
 @of_each
-def parameters_are_few(m: Module) -> Iterator[Violation]:
+def parameters_are_few(m: Module) -> Iterator[str]:
     """Functions have at most six parameters, `self` and `cls` not counted."""
     for name, node in _functions(m.tree):
         a = node.args
         every = [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg]
         count = sum(p is not None and p.arg not in ("self", "cls") for p in every)
-        key = f"{m.path}: {name}"
-        if count > MAX_PARAMETERS and key not in WIDE:
-            yield Violation(
-                key,
+        if count > MAX_PARAMETERS and f"{m.path}: {name}" not in WIDE:
+            yield (
                 f"{m.path}:{node.lineno}: `{name}` has {count} parameters, at most"
-                f" {MAX_PARAMETERS}: put those that travel together into a frozen dataclass",
+                f" {MAX_PARAMETERS}: put those that travel together into a frozen dataclass"
             )
 
 
 @of_each
-def modules_are_short(m: Module) -> Iterator[Violation]:
+def modules_are_short(m: Module) -> Iterator[str]:
     """Modules have at most `MAX_MODULE_LINES` lines."""
     lines = m.source.count("\n")
     if lines > MAX_MODULE_LINES:
-        yield Violation(
-            m.path, f"{m.path}: {lines} lines, at most {MAX_MODULE_LINES}: split the module"
-        )
+        yield f"{m.path}: {lines} lines, at most {MAX_MODULE_LINES}: split the module"
 
 
 def _functions(
@@ -156,7 +138,7 @@ def counts_equal_limits(
 # ---- names --------------------------------------------------------------------------------------
 
 
-def class_names_are_unique(modules: tuple[Module, ...]) -> Iterator[Violation]:
+def class_names_are_unique(modules: tuple[Module, ...]) -> Iterator[str]:
     """No two classes of the package have one name."""
     places: dict[str, list[str]] = defaultdict(list)
     for m in modules:
@@ -165,23 +147,20 @@ def class_names_are_unique(modules: tuple[Module, ...]) -> Iterator[Violation]:
                 places[node.name].append(f"{m.path}:{node.lineno}")
     for name, where in places.items():
         if len(where) > 1:
-            yield Violation(
-                name, f"class `{name}` is defined at {' and '.join(where)}: rename all but one"
-            )
+            yield f"class `{name}` is defined at {' and '.join(where)}: rename all but one"
 
 
 # ---- tuning constants ---------------------------------------------------------------------------
 
 
 @of_each
-def constants_are_in_the_table(m: Module) -> Iterator[Violation]:
+def constants_are_in_the_table(m: Module) -> Iterator[str]:
     """The table in `docs/constants.md` has every tuning constant with its value, and no other
     row."""
     for name, here, there in differing(m.path, m.tree):
-        yield Violation(
-            f"{m.path}: {name}",
+        yield (
             f"{m.path}: `{name}` is {here} here and {there} in docs/constants.md: change its"
-            " row, with the test or benchmark that shows the limit",
+            " row, with the test or benchmark that shows the limit"
         )
 
 
@@ -189,14 +168,11 @@ def constants_are_in_the_table(m: Module) -> Iterator[Violation]:
 
 
 @of_each
-def linecache_is_read_in_source(m: Module) -> Iterator[Violation]:
+def linecache_is_read_in_source(m: Module) -> Iterator[str]:
     """`linecache` is imported in `sbp/source/` only."""
     if not m.path.startswith("sbp/source/"):
         for line in _imports(m.tree, "linecache"):
-            yield Violation(
-                m.path,
-                f"{m.path}:{line}: reads the user's file itself: call `sbp.source` instead",
-            )
+            yield f"{m.path}:{line}: reads the user's file itself: call `sbp.source` instead"
 
 
 OUTSIDE = ("benchmarks", "examples", "tests")
@@ -207,7 +183,7 @@ PUBLIC = ("sbp", "sbp.errors", "sbp.moe")
 
 
 @of_each
-def the_library_imports_no_example(m: Module) -> Iterator[Violation]:
+def the_library_imports_no_example(m: Module) -> Iterator[str]:
     """The package imports neither examples nor benchmarks nor tests, and examples import of the
     package only what is `PUBLIC`."""
     example = m.path.startswith("examples/")
@@ -222,7 +198,7 @@ def the_library_imports_no_example(m: Module) -> Iterator[Violation]:
             why = f"the package is installed without `{top}`: move what is shared into it"
         else:
             continue
-        yield Violation(f"{m.path}: {name}", f"{m.path}:{line}: imports `{name}`: {why}")
+        yield f"{m.path}:{line}: imports `{name}`: {why}"
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -253,15 +229,14 @@ PATTERNS: Mapping[str, str] = {
 
 
 @of_each
-def patterns_read_what_users_write(m: Module) -> Iterator[Violation]:
+def patterns_read_what_users_write(m: Module) -> Iterator[str]:
     """Regular expressions are used only where text from outside is read."""
     if m.path not in PATTERNS and not m.path.startswith("sbp/source/"):
         for line in _imports(m.tree, "re"):
-            yield Violation(
-                m.path,
+            yield (
                 f"{m.path}:{line}: uses regular expressions: make what is looked for a field"
                 " of the value; if the text comes from outside, name the module with what it"
-                " reads in PATTERNS of tests/house.py",
+                " reads in PATTERNS of tests/house.py"
             )
 
 
@@ -286,16 +261,15 @@ READS = frozenset(
 
 
 @of_each
-def shown_text_is_not_read(m: Module) -> Iterator[Violation]:
+def shown_text_is_not_read(m: Module) -> Iterator[str]:
     """No code looks into a text that is shown: into an attribute named as in `SHOWN`."""
     for node in ast.walk(m.tree):
         attribute = _reads_shown(node)
         if attribute is not None:
             code = " ".join(ast.unparse(node).split())[:60]
-            yield Violation(
-                f"{m.path}: {code}",
+            yield (
                 f"{m.path}:{getattr(node, 'lineno', 0)}: `{code}` looks into `.{attribute}`,"
-                " which is shown: make the fact a field where the text is made, and read that",
+                " which is shown: make the fact a field where the text is made, and read that"
             )
 
 
@@ -345,17 +319,16 @@ REGION_READERS = (
 
 
 @of_each
-def regions_are_read_in_trace(m: Module) -> Iterator[Violation]:
+def regions_are_read_in_trace(m: Module) -> Iterator[str]:
     """The parameters of `scan`, `while` and `cond` are read in `_jax`, `trace/` and the plan's
     verifier only."""
     if m.path.startswith(REGION_READERS):
         return
     for node in ast.walk(m.tree):
         if isinstance(node, ast.Constant) and node.value in REGION_PARAMETERS:
-            yield Violation(
-                f"{m.path}: {node.value}",
+            yield (
                 f"{m.path}:{node.lineno}: reads `{node.value}`: ask `sbp.trace.graph` what"
-                " enters and leaves the region",
+                " enters and leaves the region"
             )
 
 
@@ -379,7 +352,7 @@ OTHER_MEANINGS: Mapping[str, str] = {
 
 
 @of_each
-def primitives_are_named_in_signatures(m: Module) -> Iterator[Violation]:
+def primitives_are_named_in_signatures(m: Module) -> Iterator[str]:
     """Names of primitives are literals only in `signatures/`, `trace/` (with the table of
     collectives) and `_jax`."""
     if m.path.startswith(PRIMITIVE_PLACES):
@@ -400,10 +373,9 @@ def primitives_are_named_in_signatures(m: Module) -> Iterator[Violation]:
     for node in ast.walk(m.tree):
         if isinstance(node, ast.Constant) and id(node) not in defined:
             for name in _primitives(node, id(node) in beside):
-                yield Violation(
-                    f"{m.path}: {name}",
+                yield (
                     f"{m.path}:{node.lineno}: names the primitive `{name}`: give its rule in"
-                    " sbp/signatures/ a trait and ask for that",
+                    " sbp/signatures/ a trait and ask for that"
                 )
 
 
