@@ -164,41 +164,25 @@ def constants_are_in_the_table(m: Module) -> Iterator[str]:
         )
 
 
-# ---- one reader each ----------------------------------------------------------------------------
-
-
-@of_each
-def linecache_is_read_in_source(m: Module) -> Iterator[str]:
-    """`linecache` is imported in `sbp/source/` only."""
-    if not m.path.startswith("sbp/source/"):
-        for line in _imports(m.tree, "linecache"):
-            yield f"{m.path}:{line}: reads the user's file itself: call `sbp.source` instead"
-
-
-OUTSIDE = ("benchmarks", "examples", "tests")
-"""Folders of a checkout that the installed package leaves out."""
+# ---- imports of examples -------------------------------------------------------------------------
+# The contracts in pyproject.toml say what modules of the package may import.
 
 PUBLIC = ("sbp", "sbp.errors", "sbp.moe")
 """What examples import of sbp: the first two, and the modules of the third."""
 
 
 @of_each
-def the_library_imports_no_example(m: Module) -> Iterator[str]:
-    """The package imports neither examples nor benchmarks nor tests, and examples import of the
-    package only what is `PUBLIC`."""
-    example = m.path.startswith("examples/")
+def examples_import_public_names(m: Module) -> Iterator[str]:
+    """Examples import of the package only what is `PUBLIC`."""
+    if not m.path.startswith("examples/"):
+        return
     for name, line in _imported(m.tree):
-        top, _, _ = name.partition(".")
-        hidden = top == "sbp" and (
-            "._" in name or not (name in PUBLIC or name.startswith(f"{PUBLIC[-1]}."))
-        )
-        if example and hidden:
-            why = "an example uses public names: `sbp`, `sbp.errors` and the modules of `sbp.moe`"
-        elif not example and top in OUTSIDE:
-            why = f"the package is installed without `{top}`: move what is shared into it"
-        else:
-            continue
-        yield f"{m.path}:{line}: imports `{name}`: {why}"
+        public = name in PUBLIC or name.startswith(f"{PUBLIC[-1]}.")
+        if name.split(".")[0] == "sbp" and ("._" in name or not public):
+            yield (
+                f"{m.path}:{line}: imports `{name}`: an example uses public names: `sbp`,"
+                " `sbp.errors` and the modules of `sbp.moe`"
+            )
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -210,38 +194,6 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield node.module, node.lineno
             private = (a.name for a in node.names if a.name.startswith("_"))
             yield from ((f"{node.module}.{name}", node.lineno) for name in private)
-
-
-PATTERNS: Mapping[str, str] = {
-    "sbp/_jax.py": "messages and frame names of JAX",
-    "sbp/explain/subjects.py": "what users ask about, such as `gradient of line 12`",
-    "sbp/handwritten/arguments.py": "messages of JAX about `in_specs` and `out_specs`",
-    "sbp/limits.py": "policy marks in a name that `jax.checkpoint` keeps",
-    "sbp/plan/saved.py": "the text form of a plan",
-    "sbp/signatures/custom.py": "names that users register",
-    "sbp/sizes/claims.py": "messages of JAX about symbolic sizes",
-    "sbp/sizes/scope.py": "constraints on sizes",
-    "sbp/errors.py": "paths of installed libraries",
-    "sbp/trace/scopes.py": "name stacks of JAX",
-    "sbp/types.py": "the text form of a type",
-}
-"""Modules that may use regular expressions, with what they read; also all of `sbp/source/`."""
-
-
-@of_each
-def patterns_read_what_users_write(m: Module) -> Iterator[str]:
-    """Regular expressions are used only where text from outside is read."""
-    if m.path not in PATTERNS and not m.path.startswith("sbp/source/"):
-        for line in _imports(m.tree, "re"):
-            yield (
-                f"{m.path}:{line}: uses regular expressions: make what is looked for a field"
-                " of the value; if the text comes from outside, name the module with what it"
-                " reads in PATTERNS of tests/house.py"
-            )
-
-
-def _imports(tree: ast.Module, name: str) -> list[int]:
-    return [line for found, line in _imported(tree) if found == name]
 
 
 # ---- shown text ---------------------------------------------------------------------------------
@@ -401,9 +353,7 @@ RULES: Mapping[str, Rule] = {
         functions_are_short,
         parameters_are_few,
         modules_are_short,
-        the_library_imports_no_example,
-        linecache_is_read_in_source,
-        patterns_read_what_users_write,
+        examples_import_public_names,
         shown_text_is_not_read,
         regions_are_read_in_trace,
         primitives_are_named_in_signatures,

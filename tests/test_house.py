@@ -76,7 +76,7 @@ def test_statements_are_counted_without_docstrings():
 
 @pytest.mark.parametrize(
     ("folder", "rule"),
-    [("examples", "the_library_imports_no_example"), ("tests", "modules_are_short")],
+    [("examples", "examples_import_public_names"), ("tests", "modules_are_short")],
 )
 def test_rule_of_another_folder(folder: str, rule: str):
     """Examples use public names; test modules are short."""
@@ -136,16 +136,12 @@ BROKEN = [
     ),
     ("modules_are_short", "sbp/a.py", "a = 1\n" * (house.MAX_MODULE_LINES + 1), "split"),
     *(
-        ("the_library_imports_no_example", path, f"{code}\n", f"`{name}`")
-        for path, code, name in (
-            ("sbp/a.py", "import benchmarks.hlo.traffic", "benchmarks.hlo.traffic"),
-            ("sbp/a.py", "def f():\n    from examples.gshard import data", "examples.gshard"),
-            ("examples/a.py", "from sbp.plan.ir import Loop", "sbp.plan.ir"),
-            ("examples/a.py", "from sbp.moe.step import _wide", "sbp.moe.step._wide"),
+        ("examples_import_public_names", "examples/a.py", f"{code}\n", f"`{name}`")
+        for code, name in (
+            ("from sbp.plan.ir import Loop", "sbp.plan.ir"),
+            ("def f():\n    from sbp.moe.step import _wide", "sbp.moe.step._wide"),
         )
     ),
-    ("linecache_is_read_in_source", "sbp/api/a.py", "import linecache\n", "sbp.source"),
-    ("patterns_read_what_users_write", "sbp/api/a.py", "from re import match\n", "PATTERNS"),
     *(
         ("shown_text_is_not_read", "sbp/a.py", f"{code}\n", f"`{code}`")
         for code in (
@@ -204,7 +200,6 @@ def test_every_exemption_is_needed():
     """The tables of exemptions name what exists."""
     paths = {m.path for m in modules()}
     assert {key.split(": ")[0] for key in (*house.WIDE, *house.LONG)} <= paths
-    assert house.PATTERNS.keys() <= paths
     assert not [
         key for key in NOT_TUNED if not any(path.startswith(key.split(": ")[0]) for path in paths)
     ]
