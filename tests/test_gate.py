@@ -12,8 +12,7 @@ import pytest
 
 from tests import definitions, lock
 from tests.case_seconds import read_table
-from tests.gate import LIST, Gate
-from tests.house import has_test
+from tests.gate import Gate
 from tests.mutants import mutate
 
 CASES = [f"tests/test_a.py::test_x[{k}]" for k in range(9)]
@@ -31,14 +30,6 @@ def test_a_new_case_changes_the_choice_by_itself_only():
     gate = Gate({"tests/test_a.py::test_x": 3}, frozenset())
     before, after = gate.taken(CASES[:-1]), gate.taken(CASES)
     assert len(before - after) <= 1 and after - before <= {CASES[-1]}
-
-
-def test_the_lists_name_tests():
-    """One name without a test leaves the newest JAX without any."""
-    listed = Gate.read()
-    assert len(listed.counts) > 20
-    newest = LIST.with_name("newest.txt").read_text("utf-8").splitlines()
-    assert not [n for n in (*listed.counts, *listed.cases, *newest) if not has_test(n)]
 
 
 @pytest.fixture
