@@ -68,11 +68,32 @@ def test_a_right_program_computes_the_same(name):
 in_a_closure = (lambda n: lambda: n)(4)
 
 
+def from_all_distances(x, n):
+    every = [lax.ppermute(x, "model", [(i, (i + k) % n) for i in range(n)]) for k in range(n)]
+    return jnp.tanh(sum(part.sum(0) for part in every))
+
+
+whole_ring = partial(ring_sums, lambda n: n - 1)
+
+
 @pytest.mark.parametrize(
-    "size", [axis_size, lambda: 4, lambda: N_MODEL, in_a_closure, lambda: mesh().shape["model"]]
+    ("body", "options"),
+    [
+        (whole_ring(axis_size), {}),
+        (whole_ring(lambda: 4), {}),
+        (whole_ring(lambda: N_MODEL), {}),
+        (whole_ring(in_a_closure), {}),
+        (whole_ring(lambda: mesh().shape["model"]), {}),
+        (partial(from_all_distances, n=N_MODEL), {"outs": PS()}),
+        (
+            whole_ring(axis_size),
+            {"around": lambda f: jax.grad(lambda x: jnp.sin(f(x)).sum())},
+        ),
+    ],
+    ids=["axis_size", "number", "global", "closure", "mesh", "partial argument", "gradient"],
 )
-def test_a_ring_with_the_size_from_anywhere(size):
-    right, _ = run_of(ring_sums(lambda n: n - 1, size))
+def test_a_ring_with_the_size_from_anywhere(body, options):
+    right, _ = run_of(body, **options)
     assert right.apart == () and not right.untried
 
 
@@ -106,7 +127,7 @@ def test_a_short_ring_is_no_missing_sum():
 
 @pytest.mark.parametrize("empty", [np.zeros((0, 8), np.float32), jnp.zeros((0, 8))])
 def test_an_empty_array_is_compared(empty):
-    run, report = run_of(ring_sums(lambda n: n - 1, lambda: lax.axis_size("model")), empty)
+    run, report = run_of(whole_ring(axis_size), empty)
     assert report.ok and not run.wrong and not run.untried
 
 
@@ -143,14 +164,6 @@ def test_a_region_under_jit_and_with_shapes():
         body = ring_sums(lambda n, steps=steps: n - steps, axis_size)
         run, _ = run_of(body, SHAPE, around=jax.jit)
         assert run.wrong == wrong and run.values == "random values"
-
-
-def test_the_gradient_of_a_ring():
-    run, _ = run_of(
-        ring_sums(lambda n: n - 1, axis_size),
-        around=lambda f: jax.grad(lambda x: jnp.sin(f(x)).sum()),
-    )
-    assert run.apart == () and not run.untried
 
 
 def striped(n):
@@ -321,15 +334,6 @@ def test_a_function_that_refuses_one_device():
     run, _ = run_of(body)
     assert run.untried == "it raises an error with one device: four devices, please"
     assert jax.make_jaxpr(jax.shard_map(body, mesh=mesh(), in_specs=ROWS, out_specs=ROWS))(X)
-
-
-def test_partial_arguments_are_followed():
-    def body(x, n):
-        every = [lax.ppermute(x, "model", [(i, (i + k) % n) for i in range(n)]) for k in range(n)]
-        return jnp.tanh(sum(part.sum(0) for part in every))
-
-    run, _ = run_of(partial(body, n=N_MODEL), outs=PS())
-    assert run.apart == () and not run.untried
 
 
 # ---- arguments that hide a fault -----------------------------------------------------------------
