@@ -13,11 +13,8 @@ import sbp
 from sbp import B, Layout, NdSbp, S
 from sbp.infer.rows import seen_codes
 from sbp.infer.space import local_shape
-from tests.cases import shape as f32
+from tests.cases import GRID as MESH, shape as f32
 from tests.same import refused
-
-MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
 
 # ---- what a layout says -------------------------------------------------------------------------
 

@@ -12,10 +12,7 @@ import sbp
 from sbp.api.symbolic import SizedReport
 from sbp.infer.request import Request
 from sbp.infer.typing import Typing, certify
-from tests.cases import shape as f32
-
-MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
+from tests.cases import GRID as MESH, shape as f32
 
 dims = lambda text, *constraints: jax.export.symbolic_shape(text, constraints=constraints)
 

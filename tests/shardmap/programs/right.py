@@ -43,7 +43,8 @@ from tests.shardmap.programs.wrong.experts import (
     experts,
 )
 from tests.shardmap.programs.wrong.layers import MLP, W1, W2, X, mlp, mlp_reduced
-from tests.shardmap.programs.wrong.training import W, Y, squared
+from tests.shardmap.programs.wrong.products import BIAS, MATMUL, ROWS, U, V
+from tests.shardmap.programs.wrong.training import STEP, W, Y, squared
 from tests.shardmap.programs.wrong.vocabulary import (
     IDS,
     LABELS,
@@ -118,8 +119,6 @@ def named(x):
     return lax.pmean(mean, "data") + lax.pmean(share, "data") + shift
 
 
-U, V, BIAS = draw(16, 32, seed=1), draw(32, 24, seed=2), draw(24, seed=3)
-MATMUL, ROWS = (PS("data", "model"), PS("model", None)), PS("data", None)
 SPLIT_ROWS = PS("model", None)
 
 IDIOMS = {
@@ -406,9 +405,6 @@ EXPERTS = {
 
 
 # ---- training steps: data parallelism, ZeRO, accumulation ---------------------------------------
-
-STEP = (PS(), PS("data"), PS("data"))
-
 
 step_reference = valued_step(squared)
 
