@@ -6,6 +6,7 @@ import doctest
 import importlib
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 from inspect import ismodule
@@ -164,11 +165,7 @@ def site(tmp_path_factory):
     """The site, built from a copy: the build writes pages beside those that it reads."""
     folder = tmp_path_factory.mktemp("site")
     source = folder / "docs"
-    for page in (ROOT / "docs").rglob("*"):
-        if page.is_file() and "generated" not in page.parts:
-            copy = source / page.relative_to(ROOT / "docs")
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(page.read_bytes())
+    shutil.copytree(ROOT / "docs", source, ignore=shutil.ignore_patterns("generated"))
     build = folder / "build"
     words = ["-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "--builder", "html"]
     done = subprocess.run(
