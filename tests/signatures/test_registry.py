@@ -2,11 +2,13 @@
 samples and traits. The checks find a rule that was entered twice, a rule without samples, a row
 that does not hold, and a law without a proof."""
 
+import re
 import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,109 +49,108 @@ def test_every_rule_has_a_sample_with_a_row():
 # ---- each refusal fires -------------------------------------------------------------------------
 
 
-def entered(
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    rows: Callable[[Op], Sequence[Row]],
-    reason: str = "",
-) -> None:
-    """Puts a rule in the place of another for one test."""
-    monkeypatch.setitem(
-        _RULES,
-        name,
-        Rule(
-            name=name,
-            rows=lambda op: (all_b(op), *rows(op)),
-            traits=traits_of(name),
-            reason=reason,
-        ),
+def ruled(name: str, rows: Callable[[Op], Sequence[Row]], reason: str = "") -> Rule:
+    """A rule that may stand in the place of that of a primitive."""
+    return Rule(
+        name=name,
+        rows=lambda op: (all_b(op), *rows(op)),
+        traits=traits_of(name),
+        reason=reason,
     )
 
 
-def test_a_rule_entered_twice_is_refused_at_import():
-    before = rule_of("neg")
-    for enter in (add_rule, lambda _: rule("neg", traits=Traits())(lambda op: [])):
-        with pytest.raises(sbp.SbpInternalError, match="two rules for primitive 'neg'"):
-            enter(before)
-    assert rule_for("neg") is before
-
-
-def test_a_kernel_entered_twice_is_refused_at_import():
-    before = known_kernels()
-    with pytest.raises(sbp.SbpInternalError, match="two kernels named 'local'"):
-        add_kernel(Kernel(name="local", summary="another"))
-    assert known_kernels() == before
-
-
-def test_a_rule_without_samples_is_refused(monkeypatch: pytest.MonkeyPatch):
-    entered(monkeypatch, "unheard_of", lambda op: [])
-    with pytest.raises(AssertionError, match="unheard_of"):
-        test_laws.test_every_rule_has_samples_and_every_sample_a_rule()
+@pytest.mark.parametrize(
+    ("enter", "said"),
+    [
+        (lambda: add_rule(rule_of("neg")), "two rules for primitive 'neg'"),
+        (lambda: rule("neg", traits=Traits())(lambda op: []), "two rules for primitive 'neg'"),
+        (lambda: add_kernel(Kernel(name="local", summary="another")), "two kernels named 'local'"),
+        (
+            lambda: rule("unheard_of")(lambda op: []),
+            r"'unheard_of' has no traits: .*test_registry\.py",
+        ),
+    ],
+    ids=["a rule twice", "another rule", "a kernel twice", "no traits"],
+)
+def test_wrong_entries_are_refused_at_import(enter: Callable[[], object], said: str):
+    before = known_primitives(), known_kernels(), rule_for("neg")
+    with pytest.raises(sbp.SbpInternalError, match=said):
+        enter()
+    assert (known_primitives(), known_kernels(), rule_for("neg")) == before
 
 
 def test_a_rule_whose_samples_show_no_row_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(SAMPLES, "neg", [(jax.lax.neg, (np.float32(1),))])
-    entered(monkeypatch, "neg", lambda op: [Row((S(0),), (S(0),))] if op.ins[0].shape else [])
+    unseen = ruled("neg", lambda op: [Row((S(0),), (S(0),))] if op.ins[0].shape else [])
+    monkeypatch.setitem(_RULES, "neg", unseen)
     assert without_rows() == ["neg"]
-    entered(monkeypatch, "neg", lambda op: [], reason="for this test")
+    monkeypatch.setitem(_RULES, "neg", ruled("neg", lambda op: [], reason="for this test"))
     assert without_rows() == []
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "message"),
-    [
-        ("neg", Row((PMAX,), (PMAX,)), r"P\(max\) -> P\(max\) on . devices: result 0 .*instead of"),
-        ("neg", Row((B,), (P,)), r"B -> P\(sum\) on . devices: result 0 .*instead of"),
-        ("transpose", Row((S(0),), (S(0),)), r"S\(0\) -> S\(0\) on . devices: .*the types say"),
-        (
-            "mul",
-            Row((P, P), (P,)),
-            r"P\(sum\), P\(sum\) -> P\(sum\) on . devices: result 0 .*instead of",
-        ),
-    ],
-)
-def test_a_row_that_does_not_hold_is_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str, row: Row, message: str
+HOLDS, PROVED = test_laws.test_rows_hold, test_proofs.test_no_theorem_of_a_row_is_refuted
+FAULTY: dict[str, tuple[dict[str, Any], str, Any, Callable[[str], object], str | None]] = {
+    "no sample": (
+        _RULES,
+        "unheard_of",
+        ruled("unheard_of", lambda op: []),
+        lambda _: test_laws.test_every_rule_has_samples_and_every_sample_a_rule(),
+        "unheard_of",
+    ),
+    "without the row that always holds": (
+        _RULES,
+        "neg",
+        Rule(name="neg", rows=lambda op: (Row((S(0),), (S(0),)),), traits=Traits()),
+        HOLDS,
+        None,
+    ),
+    "a sample of another primitive": (
+        SAMPLES,
+        "neg",
+        [(jax.lax.sin, (f(5),))],
+        HOLDS,
+        "neg is not in",
+    ),
+    **{
+        f"{name} {row}, {check.__name__}": (
+            _RULES,
+            name,
+            ruled(name, lambda op, row=row: [row]),
+            check,
+            rf"(?s){name}\b.*{re.escape(str(row))} {said}",
+        )
+        for check, name, row, said in (
+            (HOLDS, "neg", Row((PMAX,), (PMAX,)), "on . devices: result 0 .*instead of"),
+            (HOLDS, "neg", Row((B,), (P,)), "on . devices: result 0 .*instead of"),
+            (HOLDS, "transpose", Row((S(0),), (S(0),)), "on . devices: .*the types say"),
+            (HOLDS, "mul", Row((P, P), (P,)), "on . devices: result 0 .*instead of"),
+            (PROVED, "neg", Row((PMAX,), (PMAX,)), "is not proved: p0 = .*, q0 = "),
+            (
+                PROVED,
+                "mul",
+                Row((P, P), (P,)),
+                "is not proved: p0 = .*, p1 = .*, q0 = .*, q1 = ",
+            ),
+            (PROVED, "add", Row((P, B), (P,)), "is not proved: .*b1 = "),
+            (PROVED, "floor", Row((P,), (P,)), "is not proved: p0 = .*, q0 = "),
+        )
+    },
+}
+"""A table with a faulty entry, the test that finds it, and what that test says."""
+
+
+@pytest.mark.parametrize(("table", "name", "entry", "check", "said"), FAULTY.values(), ids=FAULTY)
+def test_a_faulty_entry_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+    table: dict[str, Any],
+    name: str,
+    entry: Any,
+    check: Callable[[str], object],
+    said: str | None,
 ):
-    entered(monkeypatch, name, lambda op: [row])
-    with pytest.raises(AssertionError, match=rf"(?s){name} .*{message}"):
-        test_laws.test_rows_hold(name)
-
-
-def test_a_rule_without_the_row_that_always_holds_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(
-        _RULES, "neg", Rule(name="neg", rows=lambda op: (Row((S(0),), (S(0),)),), traits=Traits())
-    )
-    with pytest.raises(AssertionError):
-        test_laws.test_rows_hold("neg")
-
-
-@pytest.mark.parametrize(
-    ("name", "row", "values"),
-    [
-        ("neg", Row((PMAX,), (PMAX,)), r"p0 = .*, q0 = "),
-        ("mul", Row((P, P), (P,)), r"p0 = .*, p1 = .*, q0 = .*, q1 = "),
-        ("add", Row((P, B), (P,)), r"b1 = .*p0 = .*q0 = |b1 = "),
-        ("floor", Row((P,), (P,)), r"p0 = .*, q0 = "),
-    ],
-)
-def test_a_row_whose_proof_fails_is_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str, row: Row, values: str
-):
-    entered(monkeypatch, name, lambda op: [row])
-    with pytest.raises(
-        AssertionError,
-        match=rf"{name}: {row}".replace("(", r"\(").replace(")", r"\)")
-        + f" is not proved: {values}",
-    ):
-        test_proofs.test_no_theorem_of_a_row_is_refuted(name)
-
-
-def test_a_sample_of_another_primitive_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(SAMPLES, "neg", [(jax.lax.sin, (f(5),))])
-    assert "neg" in primitives()
-    with pytest.raises(AssertionError, match="neg is not in"):
-        test_laws.test_rows_hold("neg")
+    monkeypatch.setitem(table, name, entry)
+    with pytest.raises(AssertionError, match=said):
+        check(name)
 
 
 # ---- doubts --------------------------------------------------------------------------------------
@@ -396,17 +397,6 @@ def test_indices():
 
 def test_nothing_is_known_of_others():
     assert traits_of("unheard_of") == Traits() and traits_of("scan") == Traits()
-
-
-# ---- registration -------------------------------------------------------------------------------
-
-
-def test_a_rule_without_traits_is_refused_and_its_file_named():
-    with pytest.raises(
-        sbp.SbpInternalError, match=r"'unheard_of' has no traits: .*test_registry\.py"
-    ):
-        rule("unheard_of")(lambda op: [])
-    assert "unheard_of" not in known_primitives()
 
 
 # ---- new primitive -------------------------------------------------------------------------------
