@@ -16,7 +16,7 @@ from jax import lax
 import sbp
 from sbp.plan.ir import Loop
 from sbp.plan.memory import DeviceMemory
-from sbp.run.interpret import Stacks, computed_before, late_casts, meets_arguments
+from sbp.run.interpret import Stacks, computed_before, meets_arguments
 from tests.same import assert_close, assert_same_results
 
 BF16 = jnp.bfloat16
@@ -186,23 +186,16 @@ def test_lookups_in_cast_tables(sizes, atom):
 
 @pytest.mark.parametrize(
     ("fn", "count", "late"),
-    [(looked_up, 8, 1), (looked_up, 4096, 0), (looked_up_and_multiplied, 8, 0)],
+    [(looked_up, 8, True), (looked_up, 4096, False), (looked_up_and_multiplied, 8, False)],
     ids=["few", "many", "also_multiplied"],
 )
-def test_casts_of_few_rows_are_late(fn, count, late):
-    """With more lookups than rows, and with another reader, the table is cast."""
-    f = sbp.jit(fn, jax.sharding.AbstractMesh((1,), ("x",)))
+def test_the_program_casts_the_rows(fn, count, late):
+    """With more lookups than rows, and with another reader, it casts the table."""
+    f = sbp.jit(fn, sbp.make_mesh((1,), ("x",)))
     table = jax.ShapeDtypeStruct((512, 16), "float32")
-    program = f.plan(table, jax.ShapeDtypeStruct((count,), "int32")).program
-    assert len(late_casts(DeviceMemory(program.typing, in_host=False), program.block)) == late
-
-
-def test_the_program_casts_the_rows():
-    f = sbp.jit(looked_up, sbp.make_mesh((1,), ("x",)))
-    table = jax.ShapeDtypeStruct((512, 16), "float32")
-    text = f.plan(table, jax.ShapeDtypeStruct((8,), "int32")).lower().as_text()
-    assert re.search(r"convert.*tensor<8x16xf32>\) -> tensor<8x16xbf16>", text)
-    assert not re.search(r"tensor<512x16xf32>\) -> tensor<512x16xbf16>", text)
+    text = lowered(f.plan(table, jax.ShapeDtypeStruct((count,), "int32")))
+    casts = lambda rows: rf"convert.*tensor<{rows}x16xf32>\) -> tensor<{rows}x16xbf16>"
+    assert [bool(re.search(casts(rows), text)) for rows in (count, 512)] == [late, not late]
 
 
 # ---- stacks --------------------------------------------------------------------------------------
@@ -210,6 +203,7 @@ def test_the_program_casts_the_rows():
 
 
 LAYERS, WIDTH = 3, 128
+FOUR = jax.sharding.AbstractMesh((4,), ("d",))
 
 
 def exchanged_loss(w, x):
@@ -233,14 +227,6 @@ def planned_stack(mesh, slots, hardware="tpu-v3"):
     return f.plan(w, jax.ShapeDtypeStruct((16, 16, slots, WIDTH), jnp.float32))
 
 
-def stacked(slots, hardware):
-    """Whether the second loop takes exchanged tokens in their own shape, four dims and the
-    layers."""
-    plan = planned_stack(jax.sharding.AbstractMesh((4,), ("d",)), slots, hardware)
-    assert plan.program.removed
-    return f"tensor<{LAYERS}x16x4x{slots}x{WIDTH}xf32>" in plan.lower().as_text()
-
-
 @pytest.mark.parametrize(
     ("slots", "hardware", "whole"),
     [
@@ -252,11 +238,14 @@ def stacked(slots, hardware):
     ],
 )
 def test_stacks_that_fill_tiles_are_stacked_as_they_are(slots, hardware, whole):
-    assert stacked(slots, hardware) == whole
+    """Then the second loop takes exchanged tokens in their own shape, four dims and the layers."""
+    plan = planned_stack(FOUR, slots, hardware)
+    assert plan.program.removed
+    assert (f"tensor<{LAYERS}x16x4x{slots}x{WIDTH}xf32>" in lowered(plan)) == whole
 
 
 def test_a_stack_that_is_read_outside_of_loops_keeps_its_shape():
-    program = planned_stack(jax.sharding.AbstractMesh((4,), ("d",)), 2).program
+    program = planned_stack(FOUR, 2).program
     kept = program.graph.avals.keys() - program.request.graph.avals.keys()
     (register,) = Stacks(program.block, frozenset(kept)).registers
     returned = dataclasses.replace(program.block, outputs=(*program.block.outputs, register))
@@ -275,9 +264,6 @@ def test_results_are_those_of_one_device(devices):
 
 # ---- argument layouts ----------------------------------------------------------------------------
 # What collectives give is laid out row by row where it meets arguments of the program.
-
-
-FOUR = jax.sharding.AbstractMesh((4,), ("d",))
 
 
 def planned_update(hardware="tpu-v5e", w=(512, 512), product=jnp.matmul, **options):
