@@ -442,7 +442,7 @@ def test_whole_scatters_are_those_of_the_measurement():
 
 
 @pytest.mark.parametrize(
-    ("name", "devices", "keeps"),
+    ("hardware", "devices", "keeps"),
     [
         ("tpu-v5e", 8, True),
         ("tpu-v5e", 12, False),
@@ -450,17 +450,14 @@ def test_whole_scatters_are_those_of_the_measurement():
         ("tpu-v2", 8, False),
         ("tpu-v7x", 8, False),
         ("h100", 16, True),
+        # What the user says counts; None is a chip that was not measured.
+        (dataclasses.replace(HARDWARE["tpu-v5e"], whole_scatter_devices=16), 16, True),
+        (dataclasses.replace(HARDWARE["tpu-v5e"], whole_scatter_devices=None), 16, False),
+        (dataclasses.replace(HARDWARE["tpu-v5e"], whole_scatter_devices=None), 8, True),
     ],
 )
-def test_the_nearest_slice_is_taken(name, devices, keeps):
-    assert bool(spec(name, d=devices).stages(devices)) != keeps
-
-
-def test_what_the_user_says_counts():
-    described = dataclasses.replace(HARDWARE["tpu-v5e"], whole_scatter_devices=16)
-    assert spec(described, d=16).stages(16) == ()
-    newer = dataclasses.replace(described, whole_scatter_devices=None)
-    assert spec(newer, d=16).stages(16) == (4, 4) and spec(newer, d=8).stages(8) == ()
+def test_the_nearest_slice_is_taken(hardware, devices, keeps):
+    assert bool(spec(hardware, d=devices).stages(devices)) != keeps
 
 
 # ---- lanes ---------------------------------------------------------------------------------------
