@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
-
-f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+from tests.cases import GRID, shape
 
 
 def columns_twice(x, w_in, w_out):
@@ -30,9 +29,8 @@ def reduced_too_late(x, w):
 )
 def test_another_solver_refutes_the_core(function, shapes):
     cvc5 = pytest.importorskip("cvc5", reason="the environment of the newest JAX has no cvc5")
-    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
     with pytest.raises(sbp.SbpTypeError) as caught:
-        sbp.jit(function, mesh, boxing="explicit").plan(*(f32(*s) for s in shapes))
+        sbp.jit(function, GRID, boxing="explicit").plan(*(shape(*s) for s in shapes))
     lines = caught.value.smt2().splitlines()
     with pytest.raises(sbp.SbpError, match="no text for an SMT solver"):
         copy.copy(caught.value).smt2()

@@ -20,7 +20,7 @@ from jax import lax
 
 import sbp
 from sbp.plan.certificate import _packed, certificate
-from tests.cases import descent, shape as f32
+from tests.cases import GRID, descent, shape as f32
 from tests.plan.test_saved import rematerialised
 
 CHECKER = Path(__file__).parents[2] / "tools" / "certify.py"
@@ -530,8 +530,7 @@ OTHERS: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_certificates_of_other_programs_hold(name: str):
     function, shapes, types = OTHERS[name]
-    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-    program = sbp.jit(function, mesh, in_types=types).plan(*shapes).program
+    program = sbp.jit(function, GRID, in_types=types).plan(*shapes).program
     text = certificate(program, ["x"] * len(program.graph.outputs))
     parts = certify.certify(json.loads(text))
     assert [*certify.report(*parts, json.loads(text))]

@@ -19,7 +19,8 @@ from benchmarks.steps.program import aval, training
 from benchmarks.steps.transformer import Axes, Shape, language_model_loss, specs_of, weights_of
 from sbp.infer.space import RELAYOUT_PASSES
 from sbp.run import interpret
-from tests.tpu.topology import kinds_of, mesh_of, of
+from tests.cases import shape as of
+from tests.tpu.topology import kinds_of, mesh_of
 
 pytestmark = pytest.mark.tpu
 
@@ -179,8 +180,8 @@ def memory_and_cycles(slices):
     mesh = mesh_of("v5e:2x2", d=4)
     plan = sbp.jit(jax.grad(loss, (0, 1)), mesh, in_types=("d:S(1)", "B", "B")).plan(
         of(WIDTH, VOCABULARY),
-        of(LENGTH, WIDTH, dtype="bfloat16"),
-        of(LENGTH - 1, dtype="int32"),
+        of(LENGTH, WIDTH, dtype=jnp.bfloat16),
+        of(LENGTH - 1, dtype=jnp.int32),
     )
     found = plan.lower().compile()
     return found.memory_analysis().temp_size_in_bytes, step_time(found.as_text(), 4, "v5e").cycles

@@ -29,9 +29,10 @@ from benchmarks.hlo.traffic import bytes_by_kind, collectives
 from benchmarks.plan_collectives import compared, table
 from benchmarks.repro import CASES, judge
 from sbp.infer.space import JOINED_BYTES
+from tests.cases import shape as of
 from tests.run.test_collectives import assert_within_plan
 from tests.run.test_shifts import ONLY_RINGS
-from tests.tpu.topology import mesh_of, of
+from tests.tpu.topology import mesh_of
 
 pytestmark = pytest.mark.tpu
 
@@ -78,7 +79,7 @@ def test_over_a_whole_slice_there_are_two_stages():
         mesh_of("v5e:4x4", d=16),
         in_types=("d:S(0)", "d:S(0)"),
         out_types="d:S(1)",
-    ).plan(*[of(4096, 1024, dtype="bfloat16")] * 2)
+    ).plan(*[of(4096, 1024, dtype=jnp.bfloat16)] * 2)
     both = assert_as_planned(plan)["reduce-scatter", ("d",)]
     assert both.planned.count == both.compiled.count == 2
     assert both.planned.sent == both.compiled.sent == plan.cost.bytes_per_device
@@ -94,7 +95,7 @@ def test_products_that_go_round(shape):
         in_types=(types, types),
         out_types=types,
         budgets=ONLY_RINGS,
-    ).plan(*[of(2048, 2048, dtype="bfloat16")] * 2)
+    ).plan(*[of(2048, 2048, dtype=jnp.bfloat16)] * 2)
     found = assert_as_planned(plan)
     panels = max(shape) if len(shape) == 2 else 1
     assert {axes[0]: c.planned.count for (_, axes), c in found.items()} == {
@@ -163,7 +164,7 @@ SIZE = 8192
 def product(mesh, types, out, rows=SIZE):
     return sbp.jit(
         lambda a, b: a @ b, mesh, in_types=types, out_types=out, budgets=ONLY_RINGS
-    ).plan(*(of(n, SIZE, dtype="bfloat16") for n in (rows, SIZE)))
+    ).plan(*(of(n, SIZE, dtype=jnp.bfloat16) for n in (rows, SIZE)))
 
 
 def test_products_are_computed_while_shards_go_round():

@@ -1,7 +1,6 @@
 """Meshes of TPU slices that are not there, for the TPU compiler."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 
@@ -12,11 +11,6 @@ def mesh_of(topology: str, **axes: int) -> jax.sharding.Mesh:
     """A mesh over all devices of a slice, such as `mesh_of("v5e:2x4", x=2, y=4)`."""
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     return jax.sharding.Mesh(np.array(devices).reshape(*axes.values()), tuple(axes))
-
-
-def of(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
-    """The shape of an array."""
-    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
 
 def kinds_of(plan: sbp.Plan) -> list[str]:
