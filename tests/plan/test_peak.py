@@ -157,11 +157,6 @@ def test_temporaries(fn, avals, types, least, most):
     assert least - 1e-6 <= temporaries(fn, *avals, types=types) <= most + 1e-6
 
 
-def test_a_donated_argument_and_its_result_count_once():
-    f = sbp.jit(lambda x: x + 1, MESH, in_types="d:S(0)", donate_argnums=(0,))
-    assert f.plan(X).cost.peak_memory_bytes == UNIT
-
-
 def test_lines_that_are_added_up_fill_tiles():
     """Lines of 32 elements take those of 128; in groups of 6, tiles of 8, and a matrix beside.
     Sums of whole lines, and programs for CPU, need their bytes only."""
