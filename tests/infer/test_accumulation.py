@@ -15,7 +15,8 @@ from sbp.machine.mesh import mesh_spec
 from sbp.report.timeline import Schedule
 from sbp.trace.build import trace
 from sbp.trace.graph import Node
-from tests.cases import descent, shape as f32
+from tests.cases import GRID, descent, shape as f32
+from tests.infer.test_windows import arguments, step
 
 
 def carried(node: Node):
@@ -250,7 +251,7 @@ def biased(w, b, x):
 
 
 @pytest.mark.parametrize(
-    ("fn", "mesh", "types", "args", "rel"),
+    ("fn", "mesh", "types", "options", "args", "rel"),
     [
         # Also where a gradient is gathered: that is no all-reduce of padded parts.
         *(
@@ -258,6 +259,7 @@ def biased(w, b, x):
                 biased,
                 jax.sharding.AbstractMesh((8,), ("d",)),
                 (in_types, (jax.P(None, "d"), jax.P())),
+                {"hardware": "tpu-v5e"},
                 (f32(1024, 4096), f32(4096), f32(4096, 1024)),
                 1e-9,
             )
@@ -269,12 +271,25 @@ def biased(w, b, x):
             again,
             jax.sharding.AbstractMesh((4, 8), ("a", "b")),
             (None, None),
+            {"hardware": "tpu-v5e"},
             ([f32(1024, 4096), f32(4096, 2048), f32(2048, 1000)], f32(16384, 1024)),
             2e-3,
         ),
+        # A gradient is read whole and split: it is reduced once, whatever the policy.
+        *(
+            (
+                step,
+                GRID,
+                (({"up": "model:S(1)", "down": "model:S(0)"}, "data:S(0)"), None),
+                {"boxing": boxing},
+                arguments(),
+                1e-6,
+            )
+            for boxing in ("auto", "reduce")
+        ),
     ],
-    ids=["typed", "free", "two axes"],
+    ids=["typed", "free", "two axes", "auto", "reduce"],
 )
-def test_the_plan_costs_what_its_steps_cost(fn, mesh, types, args, rel):
-    program = sbp.jit(fn, mesh, *types, hardware="tpu-v5e").plan(*args).program
+def test_the_plan_costs_what_its_steps_cost(fn, mesh, types, options, args, rel):
+    program = sbp.jit(fn, mesh, *types, **options).plan(*args).program
     assert program.cost.seconds == pytest.approx(Schedule(program).seconds, rel=rel)

@@ -91,19 +91,6 @@ def test_both_searches_of_conversions_find_the_same_seconds(monkeypatch):
 # ---- the plan of the chosen types ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("boxing", ["auto", "reduce"])
-def test_the_modelled_time_is_that_of_the_plan(boxing):
-    """A gradient is read whole and split: it is reduced once, whatever the policy."""
-    f = sbp.jit(
-        step,
-        jax.sharding.AbstractMesh((2, 4), ("data", "model")),
-        in_types=({"up": "model:S(1)", "down": "model:S(0)"}, "data:S(0)"),
-        boxing=boxing,
-    )
-    program = f.plan(*arguments()).program
-    assert Schedule(program).seconds == pytest.approx(program.cost.seconds, rel=1e-6)
-
-
 def test_a_conversion_obeys_the_budgets_of_its_first_reader():
     """The forward pass may not send what the backward pass reads, so it scatters the sum, and the
     backward pass gathers the result."""
