@@ -15,12 +15,9 @@ from sbp.signatures.laws.oracle import Oracle
 
 def words_of(shape, whole, offsets):
     """The counters as Python integers."""
-    index = np.zeros(shape, object)
-    for place in np.ndindex(*shape):
-        at = 0
-        for size, i, offset in zip(whole, place, offsets, strict=True):
-            at = at * size + i + offset
-        index[place] = at
+    index = 0
+    for size, place, offset in zip(whole, np.indices(shape, object), offsets, strict=True):
+        index = index * size + place + offset
     return index // 2**32, index % 2**32
 
 
