@@ -16,6 +16,7 @@ from sbp.plan.program import shape_text
 from sbp.signatures import Op, Row, all_b, known_kernels, known_primitives
 from sbp.signatures.laws.proofs import row_status
 from sbp.signatures.rule import FALLBACK, REFUSED
+from sbp.trace.graph import group_by
 from sbp.types import Split, Unreduced
 
 ROOT = Path(__file__).parents[2]
@@ -69,10 +70,7 @@ them.
 def page() -> str:
     """The text of the page."""
     lines: list[str] = []
-    families: dict[str, list[str]] = {}
-    for name in known_primitives():
-        rule = rule_of(name)
-        families.setdefault("replicated" if rule.reason else family(rule), []).append(name)
+    families = group_by(known_primitives(), _title)
     total: Counter[str] = Counter()
     samples = 0
     for title in sorted(families, key=lambda t: (t == "replicated", t)):
@@ -101,7 +99,13 @@ def page() -> str:
     lines += [
         _line([f"`{k.name}`", k.summary, "yes" if k.communicates else ""]) for k in known_kernels()
     ]
-    lines += [FALLBACK_HEAD, *(_line([names, why]) for why, names in _by_reason(FALLBACK))]
+    lines += [
+        FALLBACK_HEAD,
+        *(
+            _line([" ".join(f"`{name}`" for name in sorted(names)), why])
+            for why, names in group_by(FALLBACK, lambda name: FALLBACK[name]).items()
+        ),
+    ]
     lines += [
         "",
         "Refused, as no type is right:",
@@ -116,6 +120,11 @@ def page() -> str:
         known_rows=_item(f"**known**: how many rows are {_legend(total)}."),
     )
     return head + "\n".join(lines) + "\n"
+
+
+def _title(name: str) -> str:
+    """The section of a primitive."""
+    return "replicated" if rule_of(name).reason else family(rule_of(name))
 
 
 def _legend(counted: Counter[str]) -> str:
@@ -209,13 +218,6 @@ def _is_uneven(op: Op) -> bool:
 
 def _counts(counted: Counter[str], joint: str = ", ") -> str:
     return joint.join(f"{counted[name]} {name}" for name in KNOWN if counted[name])
-
-
-def _by_reason(reasons: dict[str, str]):
-    grouped: dict[str, list[str]] = {}
-    for name, why in reasons.items():
-        grouped.setdefault(why, []).append(name)
-    return [(why, " ".join(f"`{n}`" for n in sorted(names))) for why, names in grouped.items()]
 
 
 def _item(text: str) -> str:
