@@ -36,9 +36,9 @@ def loss(params: Any, x: Any) -> Any:
     return (x @ params["head"]).sum() * params["scale"]
 
 
-def _wanted(in_types: Any, *args: Any) -> dict[str, Any]:
+def _wanted(fn: Any, in_types: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """The type asked for each input, by name."""
-    signature = sbp.jit(loss, MESH, in_types=in_types)._on(MESH).read(args, {})[0]
+    signature = sbp.jit(fn, MESH, in_types=in_types)._on(MESH).read(args, kwargs)[0]
     return {leaf.name: leaf.type for leaf in signature.leaves if leaf.type is not None}
 
 
@@ -56,13 +56,15 @@ def _wanted(in_types: Any, *args: Any) -> dict[str, Any]:
     ids=case_name,
 )
 def test_patterns_name_leaves(in_types):
-    assert _wanted(in_types, PARAMS, X) == {
+    assert _wanted(loss, in_types, PARAMS, X) == {
         f"params['blocks'][{k}]['qkv']['w']": SPLIT for k in (0, 1)
     }
 
 
 def test_a_pattern_names_subtrees_and_the_first_one_counts():
-    assert _wanted({"params/blocks/0/qkv/b": "model:S(0)", "params/blocks/0": "B"}, PARAMS, X) == {
+    assert _wanted(
+        loss, {"params/blocks/0/qkv/b": "model:S(0)", "params/blocks/0": "B"}, PARAMS, X
+    ) == {
         f"params['blocks'][0]['{layer}']['{leaf}']": (
             sbp.parse("model:S(0)") if (layer, leaf) == ("qkv", "b") else sbp.NdSbp()
         )
@@ -101,8 +103,7 @@ def test_a_dict_with_the_keys_of_the_argument_is_a_prefix():
 )
 def test_one_dict_or_list_for_all_arguments(in_types, args, pinned):
     f = lambda p, x=None: jax.tree.map(jnp.sin, (p, x))
-    signature = sbp.jit(f, MESH, in_types=in_types)._on(MESH).read(args, {})[0]
-    assert [leaf.name for leaf in signature.leaves if leaf.type is not None] == pinned
+    assert list(_wanted(f, in_types, *args)) == pinned
 
 
 @pytest.mark.parametrize("args", [(), ({"w": X},), ({"w": X}, X)], ids=len)
@@ -111,8 +112,7 @@ def test_one_dict_names_arguments_that_are_passed_by_name(args):
     rest = {name: x for n, (name, x) in enumerate(names.items()) if n >= len(args)}
     f = lambda p, x, y: jax.tree.map(jnp.sin, (p, x, y))
     for in_types in ({"p": OTHER, "x": OTHER}, {"*w": OTHER, "x": OTHER}):
-        leaves = sbp.jit(f, MESH, in_types=in_types)._on(MESH).read(args, rest)[0].leaves
-        assert [leaf.name for leaf in leaves if leaf.type is not None] == ["p['w']", "x"]
+        assert list(_wanted(f, in_types, *args, **rest)) == ["p['w']", "x"]
     wrong = sbp.jit(f, MESH, in_types={"x": OTHER, "z/*": OTHER, "z": OTHER})
     refused("no leaf has the path 'z/\\*'; the nearest is", lambda: wrong(*args, **rest))
 
