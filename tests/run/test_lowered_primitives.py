@@ -111,13 +111,15 @@ def opaque(function):
     )
 
 
+def runs(function):
+    """A partition that runs a function on shards and keeps their shardings."""
+    return lambda mesh, ins, out: (mesh, function, out.sharding, tuple(x.sharding for x in ins))
+
+
 def stated(function, rule, *whole, partition=None):
     """A kernel with a sharding rule; its factors `whole` need replication."""
-
-    def keeps(mesh, ins, out):
-        return mesh, opaque(function), out.sharding, tuple(x.sharding for x in ins)
-
-    return partitioned(opaque(function), rule, *whole, partition=partition or keeps)
+    kernel = opaque(function)
+    return partitioned(kernel, rule, *whole, partition=partition or runs(kernel))
 
 
 def split_of(plan):
@@ -220,10 +222,8 @@ def test_rows_are_those_that_partition_keeps_on_the_mesh(axes, split, types):
 
 
 def test_a_partition_whose_function_returns_another_dtype_is_refused():
-    def partition(mesh, ins, out):
-        return mesh, lambda x: opaque(jnp.sin)(x).astype("f2"), out.sharding, (ins[0].sharding,)
-
-    f = sbp.jit(stated(jnp.sin, "i -> i", partition=partition), line(), in_types="data:S(0)")
+    narrow = runs(lambda x: opaque(jnp.sin)(x).astype("f2"))
+    f = sbp.jit(stated(jnp.sin, "i -> i", partition=narrow), line(), in_types="data:S(0)")
     refused(r"must return float32\[1\] on each device", f, jnp.ones(8))
 
 
@@ -261,8 +261,7 @@ def test_partitions_see_the_whole_mesh():
 )
 def test_kernels_in_branches(function, kept):
     """A function is opaque if a branch that may run is."""
-    partition = lambda mesh, ins, out: (mesh, function, out.sharding, (ins[0].sharding,))
-    found, x = partitioned(function, "i j -> i j", "i", partition=partition), jnp.ones((4, 8))
+    found, x = partitioned(function, "i j -> i j", "i", partition=runs(function)), jnp.ones((4, 8))
     f = sbp.jit(found, line(), in_types="data:S(1)")
     assert ("custom_partitioning" in str(f.plan(x))) == kept
     np.testing.assert_allclose(f(x), function(x), rtol=1e-6)
@@ -273,8 +272,7 @@ def test_effects_in_a_kernel_with_a_sharding_rule(capfd):
         jax.debug.print("once")
         return opaque(jnp.sin)(x)
 
-    partition = lambda mesh, ins, out: (mesh, printing, out.sharding, (ins[0].sharding,))
-    found = partitioned(printing, "i -> i", partition=partition)
+    found = partitioned(printing, "i -> i", partition=runs(printing))
     with pytest.warns(sbp.SbpWarning, match="missing-rule: primitive 'pallas_call"):
         sbp.jit(found, line(), in_types="data:S(0)")(jnp.ones(8)).block_until_ready()
     jax.effects_barrier()
