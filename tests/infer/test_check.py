@@ -412,10 +412,6 @@ def without(test: Callable[[Edge], bool]) -> Callable[[Flow], Flow]:
     return lambda flow: edges(flow, lambda e: None if test(e) else e)
 
 
-def altered(test: Callable[[Edge], bool], **fields) -> Callable[[Flow], Flow]:
-    return lambda flow: edges(flow, lambda e: dataclasses.replace(e, **fields) if test(e) else e)
-
-
 def decided(test, **fields) -> Callable[[Flow], Flow]:
     return lambda flow: dataclasses.replace(
         flow,
@@ -432,33 +428,6 @@ def untied(test: Callable[[Edge], bool]) -> Callable[[Flow], Flow]:
         end = End(len(flow.decisions), edge.end.column)
         new = dataclasses.replace(flow, decisions=(*flow.decisions, own))
         return edges(new, lambda e: dataclasses.replace(e, end=end) if e is edge else e)
-
-    return mutate
-
-
-def weighed(factor: float, test: Callable[[Flow, int], bool]) -> Callable[[Flow], Flow]:
-    return lambda flow: dataclasses.replace(
-        flow,
-        weights={v: w * (factor if test(flow, v) else 1) for v, w in flow.weights.items()},
-    )
-
-
-def columns(kind: str) -> Callable[[Flow], Flow]:
-    """Whole values of a kind are taken for slices."""
-
-    def mutate(flow: Flow) -> Flow:
-        if kind == "slice":
-            return edges(
-                flow,
-                lambda e: (
-                    dataclasses.replace(e, end=End(e.end.variable)) if _enters(e, "slice") else e
-                ),
-            )
-        makers = {
-            v: End(e.variable) if flow.decisions[e.variable].sliced else e
-            for v, e in flow.makers.items()
-        }
-        return dataclasses.replace(flow, makers=makers)
 
     return mutate
 
@@ -494,13 +463,25 @@ MUTATIONS: dict[str, Callable[[Flow], Flow]] = {
     "a returned carry has a type of its own": untied(lambda e: _leaves(e, "carry")),
     "a branch returns a type of its own": untied(lambda e: _leaves(e, "result")),
     "a tied output has a type of its own": untied(lambda e: e.kind == "output" and e.number == 1),
-    "a slice is read as it is": columns("slice"),
-    "stacked results are not stacked": columns("stacked"),
-    "rows of loops run once": decided(lambda d: d.kind == "row" and d.in_loop, weight=1.0),
-    "edges of loops weigh nothing": altered(
-        lambda e: e.kind == "operand" and e.in_loop, weight=0.0
+    "a slice is read as it is": lambda flow: edges(
+        flow,
+        lambda e: dataclasses.replace(e, end=End(e.end.variable)) if _enters(e, "slice") else e,
     ),
-    "values are made once": weighed(1e-6, lambda flow, v: True),
+    "stacked results are not stacked": lambda flow: dataclasses.replace(
+        flow,
+        makers={
+            v: End(e.variable) if flow.decisions[e.variable].sliced else e
+            for v, e in flow.makers.items()
+        },
+    ),
+    "rows of loops run once": decided(lambda d: d.kind == "row" and d.in_loop, weight=1.0),
+    "edges of loops weigh nothing": lambda flow: edges(
+        flow,
+        lambda e: dataclasses.replace(e, weight=0.0) if e.kind == "operand" and e.in_loop else e,
+    ),
+    "values are made once": lambda flow: dataclasses.replace(
+        flow, weights={v: 1e-6 * w for v, w in flow.weights.items()}
+    ),
     "an annotation is free": decided(lambda d: d.kind == "annotation", kind="value"),
     "the predicate is any value": decided(lambda d: d.kind == "predicate", kind="output"),
     "a region is not visited": lambda flow: dataclasses.replace(
