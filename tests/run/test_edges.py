@@ -173,8 +173,7 @@ def test_views_of_donated_shards_keep_their_numbers(mesh):
     )
 
 
-WRONG: Any = {"policy": "explict", "axis": 1, "limit": "2GB"}
-"""Values that a type checker would refuse."""
+SBP: Any = sbp  # wrong calls are meant here
 
 BAD = {
     "unknown axis": (
@@ -206,7 +205,7 @@ BAD = {
         "not-partial: input x",
     ),
     "policy": (
-        lambda m: sbp.jit(lambda x: x, m, boxing=WRONG["policy"]),
+        lambda m: SBP.jit(lambda x: x, m, boxing="explict"),
         'did you mean "explicit"',
     ),
     "hardware": (lambda m: sbp.jit(lambda x: x, m, hardware="tpu-v33"), 'did you mean "tpu-v3"'),
@@ -227,9 +226,9 @@ BAD = {
         lambda m: sbp.jit(lambda x: sbp.partial(x > 0, "x"), m)(GRID),
         "an array of bool cannot be P\\(sum\\)",
     ),
-    "axis by number": (lambda m: sbp.split(GRID, 0, WRONG["axis"]), "the name of a mesh axis"),
+    "axis by number": (lambda m: SBP.split(GRID, 0, 1), "the name of a mesh axis"),
     "memory limit": (
-        lambda m: sbp.jit(lambda x: x, m, memory_limit=WRONG["limit"]),
+        lambda m: SBP.jit(lambda x: x, m, memory_limit="2GB"),
         "bytes per device, a number above 0",
     ),
     "two monoids": (lambda m: sbp.annotate(GRID, x=sbp.P, y=sbp.P("max")), "mixed-monoids"),
@@ -259,7 +258,7 @@ BAD = {
         lambda m: jax.jit(sbp.jit(lambda x: x, m).plan(GRID))(GRID),
         "a plan does not run inside another transformation",
     ),
-    "dim by name": (lambda m: sbp.split(GRID, WRONG["policy"], "x"), "a dim number, as in split"),
+    "dim by name": (lambda m: SBP.split(GRID, "rows", "x"), "a dim number, as in split"),
     **{
         f"partial value in {name}": (
             lambda m, use=use: use(sbp.Partial(GRID, sbp.parse("x:P(sum)"))),
@@ -355,14 +354,18 @@ def test_a_memory_limit_is_any_number(mesh, limit):
 CUBE = np.arange(3 * 16 * 64, dtype=np.float32).reshape(3, 16, 64)
 
 
-@pytest.mark.parametrize("order", ["rows", "columns"])
-def test_a_device_assignment_places_each_slice_on_its_device(order):
+@pytest.mark.parametrize(
+    ("sizes", "ids"),
+    [
+        ((2, 4), np.arange(8).reshape(1, 2, 4)),
+        ((4, 2), np.arange(8).reshape(4, 2).T[None]),
+    ],
+    ids=["rows", "columns"],
+)
+def test_a_device_assignment_places_each_slice_on_its_device(sizes, ids):
     """S1: [3, 16, 64] over an assignment of shape [1, 2, 4] has parts of [3, 8, 16]; the id at a
     position of the assignment has the slice at that position."""
-    mesh = (
-        sbp.make_mesh((2, 4), ("x", "y")) if order == "rows" else sbp.make_mesh((4, 2), ("x", "y"))
-    )
-    ids = np.arange(8).reshape(1, 2, 4) if order == "rows" else np.arange(8).reshape(4, 2).T[None]
+    mesh = sbp.make_mesh(sizes, ("x", "y"))
     found = sbp.jit(lambda x: sbp.shard(x * 1, ids), mesh)(CUBE)
     shards = {shard.device: np.asarray(shard.data) for shard in found.addressable_shards}
     devices = mesh.devices.ravel()
@@ -387,7 +390,6 @@ def test_annotations_keep_shape_and_value():
 
 W = np.random.default_rng(0).normal(size=(13, 7)).astype(np.float32)
 TYPES = ("x:S(0)", "y:S(1)", "x:S(0) y:S(0)", "x:S(1) y:S(0)", "B")
-SBP: Any = sbp  # wrong calls are meant here
 
 
 @pytest.mark.parametrize("t", TYPES)
