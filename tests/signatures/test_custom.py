@@ -199,21 +199,31 @@ def test_a_signature_is_checked_once(mesh, monkeypatch):
         assert len(calls) == 2
 
 
+LARGE, SMALL = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((512, 512), (5, 7)))
+
+
 def test_large_operands_are_checked_on_samples(mesh):
-    large = jax.ShapeDtypeStruct((512, 512), jnp.float32)
-    small = jax.ShapeDtypeStruct((5, 7), jnp.float32)
-    with registered(triple_p, TRIPLE):
-        refused("too large to check it on; give samples=", sbp.jit(triple, mesh).plan, large)
-    with registered(
-        triple_p,
-        TRIPLE,
-        samples=[(triple, (X[:3],)), (jax.jit(lambda a: triple(a["x"] + 1)), ({"x": small},))],
-    ):
-        assert sbp.jit(triple, mesh).plan(large)
-    with registered(triple_p, [*TRIPLE, "P(max) -> P(min)"], samples=[(triple, (small,))]):
-        refused(r"P\(max\) -> P\(min\)` does not hold", sbp.jit(triple, mesh).plan, large)
-    with registered(triple_p, TRIPLE, samples=[(jnp.sin, (small,))]):
-        refused("sample 0 does not call it", sbp.jit(triple, mesh).plan, large)
+    other = jax.jit(lambda a: triple(a["x"] + 1))
+    with registered(triple_p, TRIPLE, samples=[(triple, (X[:3],)), (other, ({"x": SMALL},))]):
+        assert sbp.jit(triple, mesh).plan(LARGE)
+
+
+@pytest.mark.parametrize(
+    ("rows", "samples", "said"),
+    [
+        (TRIPLE, (), "too large to check it on; give samples="),
+        (
+            [*TRIPLE, "P(max) -> P(min)"],
+            [(triple, (SMALL,))],
+            r"P\(max\) -> P\(min\)` does not hold",
+        ),
+        (TRIPLE, [(jnp.sin, (SMALL,))], "sample 0 does not call it"),
+    ],
+    ids=["no samples", "a wrong row", "another function"],
+)
+def test_large_operands_need_samples_that_hold(mesh, rows, samples, said):
+    with registered(triple_p, rows, samples=samples):
+        refused(said, sbp.jit(triple, mesh).plan, LARGE)
 
 
 def test_values_are_drawn_for_every_kind_of_operand():
