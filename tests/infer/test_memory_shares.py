@@ -193,47 +193,44 @@ def test_a_stacked_product_is_written_once():
 # ---- products of few rows -----------------------------------------------------------------------
 
 
-def alone(fn, *shapes, dtype=BF16, hardware=V5E, shares=None):
-    """Seconds of a program of one operation on one device."""
-    args = [jax.ShapeDtypeStruct(s, dtype) for s in shapes]
-    request = planned(fn, *args, hardware=hardware, types=(P(),) * len(args)).typing.request
-    (node,) = request.graph.nodes
-    row = NdRow(tuple((0,) for _ in node.inputs), ((0,),))
-    return row_seconds(request.graph, node, row, request.mesh, shares or request.memory_shares)
-
-
 read = lambda size: size / V5E.hbm_bytes_per_second
 
 
-def test_few_rows_take_as_long_as_product_rows():
-    hidden = MemoryShares(waited={0: 0.0, 1: 0.0})
-    times = {m: alone(jnp.matmul, (m, 2048), (2048, 8192), shares=hidden) for m in (2, 16, 48, 96)}
-    assert times[2] == times[16] == times[48] == 2 * 48 * 2048 * 8192 / V5E.flops_per_second
-    assert times[96] == pytest.approx(2 * times[48])
-    assert alone(jnp.matmul, (8192, 2048), (2048, 16), shares=hidden) == pytest.approx(times[16])
+HIDDEN = MemoryShares(waited={0: 0.0, 1: 0.0})
+"""Of products whose operands are read while other work runs."""
+WEIGHTS = (2048, 8192)
+PRODUCT = 2 * 48 * 2048 * 8192 / V5E.flops_per_second
+"""Seconds of the product of `product_rows` rows, or fewer, with the weights."""
+ONE_ROW = 2 * 2048 * 8192 / (V5E.vector_flops_per_second or 0)
+"""Seconds of the product of a row on vector units."""
+PLAIN = dataclasses.replace(V5E, vector_flops_per_second=None, fast_memory_bytes=0)
+SMALL = dataclasses.replace(V5E, fast_memory_bytes=2**25 - 1)
 
 
-def test_a_single_row_runs_on_vector_units():
-    assert V5E.vector_flops_per_second is not None
-    assert {
-        alone(jnp.matmul, *shapes)
-        for shapes in (((2048,), (2048, 8192)), ((1, 2048), (2048, 8192)), ((8192, 2048), (2048,)))
-    } == {2 * 2048 * 8192 / V5E.vector_flops_per_second}
-    plain = dataclasses.replace(V5E, vector_flops_per_second=None, fast_memory_bytes=0)
-    size = 2 * (2048 + 2048 * 8192 + 8192)
-    assert alone(jnp.matmul, (2048,), (2048, 8192), hardware=plain) == pytest.approx(read(size))
-
-
-def test_reading_is_waited_for_where_nothing_hides_it():
-    size = 2 * (16 * 2048 + 2048 * 8192 + 16 * 8192)
-    assert alone(jnp.matmul, (16, 2048), (2048, 8192)) == pytest.approx(read(size))
-
-
-def test_weights_beyond_the_fast_memory_are_read_by_the_product():
-    hidden = MemoryShares(waited={0: 0.0, 1: 0.0})
-    small = dataclasses.replace(V5E, fast_memory_bytes=2**25 - 1)
-    found = alone(jnp.matmul, (16, 2048), (2048, 8192), hardware=small, shares=hidden)
-    assert found == pytest.approx(read(2**25 + 2 * 16 * 8192))
+@pytest.mark.parametrize(
+    ("left", "right", "hardware", "shares", "seconds"),
+    [
+        *(((rows, 2048), WEIGHTS, V5E, HIDDEN, PRODUCT) for rows in (2, 16, 48)),
+        ((96, 2048), WEIGHTS, V5E, HIDDEN, 2 * PRODUCT),
+        ((8192, 2048), (2048, 16), V5E, HIDDEN, PRODUCT),
+        ((2048,), WEIGHTS, V5E, None, ONE_ROW),
+        ((1, 2048), WEIGHTS, V5E, None, ONE_ROW),
+        ((8192, 2048), (2048,), V5E, None, ONE_ROW),
+        ((2048,), WEIGHTS, PLAIN, None, read(2 * (2048 + 2048 * 8192 + 8192))),
+        # Reading is waited for where nothing hides it.
+        ((16, 2048), WEIGHTS, V5E, None, read(2 * (16 * 2048 + 2048 * 8192 + 16 * 8192))),
+        # Weights beyond the fast memory are read by the product.
+        ((16, 2048), WEIGHTS, SMALL, HIDDEN, read(2**25 + 2 * 16 * 8192)),
+    ],
+)
+def test_the_time_of_products_of_few_rows(left, right, hardware, shares, seconds):
+    """In a program of one operation on one device."""
+    args = [aval(*left, dtype=BF16), aval(*right, dtype=BF16)]
+    request = planned(jnp.matmul, *args, hardware=hardware, types=(P(), P())).typing.request
+    (node,) = request.graph.nodes
+    row = NdRow(((0,), (0,)), ((0,),))
+    found = row_seconds(request.graph, node, row, request.mesh, shares or request.memory_shares)
+    assert found == pytest.approx(seconds)
 
 
 def attended_then_projected(q, cache, x, w):
