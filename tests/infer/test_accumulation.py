@@ -121,52 +121,48 @@ def test_a_dtype_holds_another_when_every_value_survives_the_round_trip(dtype: s
     assert holds(dtype, other) == bool((back == values).all())
 
 
-def casts(program, reduce_dtype: str | None, *dtypes) -> list[str]:
-    """The dtypes of casts that may round parts, in program order."""
-    graph, _ = trace(program, [jax.ShapeDtypeStruct((8, 8), d) for d in dtypes or (jnp.float32,)])
-    found = rounding_casts(graph, chosen_sums(flow_of(graph), reduce_dtype, carried))
-    return [str(graph.avals[n.outputs[0]].dtype) for n in graph.walk() if n.id in found]
-
-
 def chain(x):
     """Casts down, up and down again, and casts that no `reduce_dtype` is about."""
     y = x.astype(jnp.bfloat16).astype(jnp.float32).astype(jnp.float16)
     return y, x.astype(jnp.int32), x.astype(jnp.complex64), x.astype(jnp.float8_e5m2)
 
 
+def annotated(x):
+    """Annotations override the program, and the widest wins: only the last cast has none."""
+    narrow, both = x.astype(jnp.bfloat16), (x + 1).astype(jnp.bfloat16)
+    return (
+        sbp.annotate(narrow, "B", reduce_dtype=jnp.float32),
+        sbp.annotate(both, "B", reduce_dtype=jnp.float32),
+        sbp.annotate(both, "B", reduce_dtype=jnp.bfloat16),
+        (x + 2).astype(jnp.bfloat16),
+    )
+
+
+def down(x):
+    return x.astype(jnp.float32), x.astype(jnp.bfloat16)
+
+
 @pytest.mark.parametrize(
-    ("reduce_dtype", "want"),
+    ("program", "dtype", "reduce_dtype", "want"),
     [
-        (None, []),
-        ("float32", []),
-        ("bfloat16", ["bfloat16"]),
-        ("float16", ["float16"]),
+        (chain, "float32", None, []),
+        (chain, "float32", "float32", []),
+        (chain, "float32", "bfloat16", ["bfloat16"]),
+        (chain, "float32", "float16", ["float16"]),
+        (annotated, "float32", "bfloat16", ["bfloat16"]),
+        (annotated, "float32", None, []),
+        (down, "float64", "float32", ["float32"]),
+        (down, "float64", "bfloat16", ["float32", "bfloat16"]),
+        (lambda z: z.astype(jnp.complex64), "complex128", "float32", []),
     ],
 )
-def test_casts_to_a_dtype_that_holds_the_reduce_dtype(reduce_dtype: str | None, want: list[str]):
-    assert casts(chain, reduce_dtype) == want
-
-
-def test_casts_of_64_bits():
-    with jax.enable_x64(True):
-        down = lambda x: (x.astype(jnp.float32), x.astype(jnp.bfloat16))
-        wanted = {"float32": ["float32"], "bfloat16": ["float32", "bfloat16"]}
-        assert {dtype: casts(down, dtype, jnp.float64) for dtype in wanted} == wanted
-        assert casts(lambda z: z.astype(jnp.complex64), "float32", jnp.complex128) == []
-
-
-def test_annotations_override_the_program_and_the_widest_wins():
-    def program(x):
-        narrow, both = x.astype(jnp.bfloat16), (x + 1).astype(jnp.bfloat16)
-        return (
-            sbp.annotate(narrow, "B", reduce_dtype=jnp.float32),
-            sbp.annotate(both, "B", reduce_dtype=jnp.float32),
-            sbp.annotate(both, "B", reduce_dtype=jnp.bfloat16),
-            (x + 2).astype(jnp.bfloat16),
-        )
-
-    # Of the program's, the last one.
-    assert [casts(program, dtype) for dtype in ("bfloat16", None)] == [["bfloat16"], []]
+def test_casts_to_a_dtype_that_holds_the_reduce_dtype(program, dtype, reduce_dtype, want):
+    """The dtypes of the casts that may round parts, in program order."""
+    with jax.enable_x64(dtype != "float32"):
+        graph, _ = trace(program, [jax.ShapeDtypeStruct((8, 8), dtype)])
+        found = rounding_casts(graph, chosen_sums(flow_of(graph), reduce_dtype, carried))
+    casts = [n for n in graph.walk() if n.id in found]
+    assert [str(graph.avals[n.outputs[0]].dtype) for n in casts] == want
 
 
 # ---- all-reduces that a compiler runs as one ----------------------------------------------------
