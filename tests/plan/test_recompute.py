@@ -34,11 +34,11 @@ def arguments(rows):
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), given)
 
 
-def jitted(mesh, share, given, **options):
-    """The step with a share of the memory of its fastest plan."""
+def jitted(mesh, share, given, fn=step, **options):
+    """A function with a share of the memory of its fastest plan."""
     types = ("B", "data:S(0)", "data:S(0)")
-    free = sbp.jit(step, mesh, in_types=types).plan(*given).cost.peak_memory_bytes
-    return sbp.jit(step, mesh, in_types=types, memory_limit=int(share * free), **options)
+    free = sbp.jit(fn, mesh, in_types=types).plan(*given).cost.peak_memory_bytes
+    return sbp.jit(fn, mesh, in_types=types, memory_limit=int(share * free), **options)
 
 
 MESHES = [((2,), ("data",)), ((4,), ("data",)), ((2, 4), ("data", "model"))]
@@ -113,12 +113,8 @@ def test_callbacks_do_not_run_again():
         return ((x - y) ** 2).mean()
 
     given, mesh = arguments(2048), sbp.make_mesh((2,), ("data",))
-    gradient = sbp.jit(jax.grad(loss), mesh, in_types=("B", "data:S(0)", "data:S(0)"))
-    limit = 0.8 * gradient.plan(*given).cost.peak_memory_bytes
-    limited = sbp.jit(
-        jax.grad(loss), mesh, in_types=("B", "data:S(0)", "data:S(0)"), memory_limit=limit
-    )
-    again = [n for n in limited.plan(*given).program.graph.nodes if n.is_recomputed]
+    plan = jitted(mesh, 0.8, given, jax.grad(loss)).plan(*given)
+    again = [n for n in plan.program.graph.nodes if n.is_recomputed]
     assert again and not any("callback" in n.params for n in again)
 
 
