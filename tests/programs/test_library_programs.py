@@ -27,10 +27,12 @@ IMAGES = jax.random.normal(jax.random.key(3), (8, 8, 8, 1))
 TOKENS = jax.random.randint(jax.random.key(4), (8, 8), 0, 16)
 
 
-def trained(
-    loss: Callable[..., Any], optimizer: optax.GradientTransformation
-) -> Callable[..., Any]:
-    """The step of `loss(params, *batch)` under an optimiser; the state is (params, its state)."""
+def program(
+    loss: Callable[..., Any], params: Any, batch: tuple[Any, ...], optimizer: Any = None
+) -> Program:
+    """The program of `loss(params, *batch)` under an optimiser; the state is (params, its state).
+    It is SGD with momentum if no optimiser is given."""
+    optimizer = optimizer or optax.sgd(0.1, momentum=0.9)
 
     def step(state: Any, *batch: Any) -> Any:
         params, inner = state
@@ -38,15 +40,7 @@ def trained(
         updates, inner = optimizer.update(grads, inner, params)
         return (optax.apply_updates(params, updates), inner), value
 
-    return step
-
-
-def program(
-    loss: Callable[..., Any], params: Any, batch: tuple[Any, ...], optimizer: Any = None
-) -> Program:
-    """A program of a loss; SGD with momentum if no optimiser is given."""
-    optimizer = optimizer or optax.sgd(0.1, momentum=0.9)
-    return trained(loss, optimizer), (params, optimizer.init(params)), batch
+    return step, (params, optimizer.init(params)), batch
 
 
 def cnn() -> Program:
