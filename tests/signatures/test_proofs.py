@@ -102,23 +102,40 @@ def test_wrong_rows_are_refuted(name, args, row):
     assert found is not None and decide(found) == "refuted" and "=" in counterexample(found)
 
 
-def test_a_cast_to_integers_is_not_linear():
-    whole: Any = lambda x: z3.ToReal(z3.ToInt(x))
-    truncate = lambda x: z3.If(x >= 0, whole(x), -whole(-x))
-    assert decide(law([(np.dtype(np.float32), P, 0)], P, truncate)) == "refuted"
+terms: Any = (*z3.Reals("x y"), *z3.Ints("length chunk"))
+x, y, length, chunk = terms
+whole: Any = lambda x: z3.ToReal(z3.ToInt(x))
+truncated = lambda x: z3.If(x >= 0, whole(x), -whole(-x))
+DECIDED = {
+    "a cast to integers is not linear": (
+        law([(np.dtype(np.float32), P, 0)], P, truncated),
+        RLIMIT,
+        "refuted",
+    ),
+    "contradictory premises prove nothing": (
+        Theorem((x > 0, x < 0), x == x + 1),
+        RLIMIT,
+        "vacuous",
+    ),
+    "a limit is not a proof": (
+        Theorem((), x * x * x + y * y * y != z3.RealVal(3) / 7 * x * y + 11),
+        1,
+        "unknown",
+    ),
+    "blocks too small for the dim": (
+        Theorem(
+            (length >= 1, chunk >= 1, 3 * chunk < length, *one_holder(3).premises[-2:]),
+            one_holder(3).claim,
+        ),
+        RLIMIT,
+        "refuted",
+    ),
+}
 
 
-def test_contradictory_premises_prove_nothing():
-    x = z3.Real("x")
-    assert decide(Theorem((x > 0, x < 0), x == x + 1)) == "vacuous"
-
-
-def test_a_limit_is_not_a_proof():
-    x: Any
-    y: Any
-    x, y = z3.Reals("x y")
-    hard = Theorem((), x * x * x + y * y * y != z3.RealVal(3) / 7 * x * y + 11)
-    assert decide(hard, rlimit=1) == "unknown"
+@pytest.mark.parametrize(("stated", "rlimit", "outcome"), DECIDED.values(), ids=DECIDED)
+def test_what_is_not_proved(stated, rlimit, outcome):
+    assert decide(stated, rlimit) == outcome
 
 
 def test_a_monotone_function_has_to_be_monotone():
@@ -162,19 +179,6 @@ def test_no_premise_is_idle_as_a_whole(state, argument):
     """Without its premises each claim is refuted. So the claim says something, and it holds for
     blocks only, or for the value of the padding."""
     assert decide(Theorem((), state(argument).claim)) == "refuted"
-
-
-def test_blocks_too_small_for_the_dim_are_refuted():
-    length, chunk = z3.Ints("length chunk")
-    found = one_holder(3)
-    assert (
-        decide(
-            Theorem(
-                (length >= 1, chunk >= 1, 3 * chunk < length, *found.premises[-2:]), found.claim
-            )
-        )
-        == "refuted"
-    )
 
 
 def test_local_kernels_name_their_theorem():
