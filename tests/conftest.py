@@ -1,5 +1,5 @@
 """What every test process needs before JAX is first imported: eight simulated CPU devices, quick
-compilation, and a cache of compiled programs. A fixture runs the command line."""
+compilation, and a cache of compiled programs. Fixtures are a mesh and the command line."""
 
 import os
 import shutil
@@ -49,10 +49,18 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CACHE.parent)
 
 
+@pytest.fixture(scope="module")
+def mesh():
+    """Two axes of eight devices."""
+    import sbp  # imports JAX, which reads the environment that is set above
+
+    return sbp.make_mesh((2, 4), ("x", "y"))
+
+
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]):
     """Runs the command line of sbp, checks its exit status, and returns what it prints."""
-    from sbp.cli import main  # imports JAX, which reads the environment that is set above
+    from sbp.cli import main
 
     def run(*argv: str, status: int = 0):
         assert main(argv) == status, capsys.readouterr().err
