@@ -13,7 +13,7 @@ import pytest
 
 import sbp
 from sbp.plan.saved import SavedPlan, _seal, digests
-from tests.plan import test_peak as peak, test_reuse as reuse
+from tests.plan import test_peak as peak, test_reuse as reuse, test_saving as saving
 from tests.report.programs import PROGRAMS, plan
 from tests.run.programs import CASES, NAMES, function_of
 from tests.same import checked_plan, refused
@@ -28,26 +28,11 @@ def planned(name, sizes):
     return sbp.jit(function_of(case, mesh.axis_names), mesh).plan(*shapes).program
 
 
-def rematerialised():
-    """A plan without conversions that the backward pass would repeat."""
-
-    def body(x, w):
-        up, down = sbp.split(w[0], 1, "model"), sbp.split(w[1], 0, "model")
-        y = sbp.annotate(jnp.tanh(x @ up) @ down, model=sbp.B, data=sbp.S(0))
-        return jnp.tanh(y) + x, None
-
-    loss = lambda weights, x: (jax.lax.scan(jax.checkpoint(body), x, weights)[0] ** 2).sum()
-    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-    shapes = [(4, 2048, 4096), (4, 4096, 2048), (16, 2048)]
-    up, down, x = (jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
-    f = sbp.jit(jax.value_and_grad(loss, argnums=(0, 1)), mesh, hardware="tpu-v5p")
-    return f.plan((up, down), x).program
-
-
 @pytest.fixture(scope="module")
 def programs():
     found = {f"{c.name} {s}": planned(c.name, s) for c in CASES[::3] for s in MESHES}
-    return found | {name: plan(name).program for name in PROGRAMS} | {"remat": rematerialised()}
+    remat = {"remat": saving.plan("scanned").program}
+    return found | {name: plan(name).program for name in PROGRAMS} | remat
 
 
 def test_a_saved_plan_is_the_plan_again(programs):
