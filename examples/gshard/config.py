@@ -78,21 +78,23 @@ class TranslationConfig(TrainConfig):
 
     def faults(self) -> list[str]:
         """What is wrong with the options, a clause each."""
-        faults = (
-            TrainConfig.faults(self)
-            + out_of_bounds(self, _BOUNDS)
-            + unknown_choices(self, _CHOICES)
-        )
-        if not 0.98 <= self.character_coverage <= 1:
-            faults.append(
-                f"character_coverage is {self.character_coverage}; SentencePiece takes 0.98 to 1"
-            )
-        if self.pack and self.sampling_temperature != 1:
-            faults.append(
+        checks = (
+            (
+                f"character_coverage is {self.character_coverage}; SentencePiece takes 0.98 to 1",
+                not 0.98 <= self.character_coverage <= 1,
+            ),
+            (
                 "pack lays pairs into rows that stay as they are, so sampling_temperature cannot"
-                " draw them by language; leave out one of the two"
-            )
-        return faults
+                " draw them by language; leave out one of the two",
+                self.pack and self.sampling_temperature != 1,
+            ),
+        )
+        return [
+            *TrainConfig.faults(self),
+            *out_of_bounds(self, _BOUNDS),
+            *unknown_choices(self, _CHOICES),
+            *(text for text, wrong in checks if wrong),
+        ]
 
 
 _Config = TypeVar("_Config", ModelConfig, TranslationConfig)

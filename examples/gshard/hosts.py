@@ -51,27 +51,33 @@ class Hosts:
         _, colon, port = self.coordinator.rpartition(":")
         address = colon and port.isdecimal() and 0 < int(port) < 2**16
         named = bool(self.coordinator or self.processes != 1 or self.process)
-        fault = ""
-        if self.distributed and named:
-            fault = (
+        checks: list[tuple[str, object]] = [
+            (
                 "--distributed finds the other processes by itself; leave it out, or leave out"
-                " --coordinator, --processes and --process"
-            )
-        elif self.coordinator and not address:
-            fault = f"--coordinator is {self.coordinator!r}; write HOST:PORT, such as host0:1234"
-        elif named and not self.coordinator:
-            fault = "--processes and --process need --coordinator, the HOST:PORT of process 0"
-        elif self.processes < 1:
-            fault = f"--processes is {self.processes}; it must be at least 1"
-        elif not 0 <= self.process < self.processes:
-            fault = (
+                " --coordinator, --processes and --process",
+                self.distributed and named,
+            ),
+            (
+                f"--coordinator is {self.coordinator!r}; write HOST:PORT, such as host0:1234",
+                self.coordinator and not address,
+            ),
+            (
+                "--processes and --process need --coordinator, the HOST:PORT of process 0",
+                named and not self.coordinator,
+            ),
+            (
+                f"--processes is {self.processes}; it must be at least 1",
+                self.processes < 1,
+            ),
+            (
                 f"--process is {self.process}; it must be the number of this process, from 0 to"
-                f" {self.processes - 1}, another one in each"
-            )
-        elif self.wait < 1:
-            fault = f"--wait is {self.wait}; it must be at least 1 second"
-        if fault:
-            raise SbpError(fault, code="unknown-option")
+                f" {self.processes - 1}, another one in each",
+                not 0 <= self.process < self.processes,
+            ),
+            (f"--wait is {self.wait}; it must be at least 1 second", self.wait < 1),
+        ]
+        if faults := [text for text, wrong in checks if wrong]:
+            raise SbpError(faults[0], code="unknown-option")
 
     @contextlib.contextmanager
     def together(self, show: Callable[[SbpError], None]) -> Iterator[None]:
