@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import dataclasses
 import math
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from examples.gshard.corpus import Corpus, by_count, read_tsv
+from examples.gshard.corpus import Corpus, by_count, read_lines, read_tsv
 from examples.gshard.deltas import figure6, language_deltas
 from examples.gshard.display import show_evaluation
 from examples.gshard.drawing import canvas, write_drawings
@@ -170,19 +169,8 @@ def _known_language(language: str, saved: SavedRun) -> None:
 def _lines(file: str) -> tuple[str, list[str]]:
     """What the text is called, and its lines."""
     name = "standard input" if file == "-" else file
-    try:
-        raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    except OSError as error:
-        raise SbpError(f"cannot read {name}: {error.strerror}", code="bad-corpus") from None
-    lines = []
-    for number, line in enumerate(raw.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
-        try:
-            lines.append(line.decode("utf-8").rstrip("\r"))
-        except UnicodeDecodeError as error:
-            raise SbpError(
-                f"{name}:{number}: byte {error.start + 1} is not UTF-8; save the text as UTF-8",
-                code="bad-corpus",
-            ) from None
+    read = sys.stdin.buffer.read if file == "-" else Path(file).read_bytes
+    lines = list(read_lines(name, read))
     return name, lines[:-1] if lines[-1] == "" else lines
 
 

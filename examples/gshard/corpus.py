@@ -8,7 +8,7 @@ import hashlib
 import random
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -197,6 +197,30 @@ def _is_english(source: str, target: str) -> bool:
     return source == target and any(ch.isalpha() for ch in source)
 
 
+def read_lines(name: str, read: Callable[[], bytes]) -> Iterator[str]:
+    """The lines of UTF-8 text, without their ends; a byte order mark is no text.
+
+    Arguments:
+      name: what the text is called in an error.
+      read: gives the bytes of the text.
+
+    Raises:
+      SbpError: `bad-corpus`, where the text cannot be read, and at a line that is not UTF-8.
+    """
+    try:
+        raw = read()
+    except OSError as error:
+        raise SbpError(f"cannot read {name}: {error.strerror}", code="bad-corpus") from None
+    for number, line in enumerate(raw.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
+        try:
+            yield line.decode("utf-8").rstrip("\r")
+        except UnicodeDecodeError as error:
+            raise SbpError(
+                f"{name}:{number}: byte {error.start + 1} is not UTF-8; save the text as UTF-8",
+                code="bad-corpus",
+            ) from None
+
+
 def read_tsv(path: str | Path) -> tuple[Pair, ...]:
     """Read UTF-8 text: one pair per line, in three columns: source, target, language code. A file
     whose first line has one column is plain text: each line is a target.
@@ -205,21 +229,9 @@ def read_tsv(path: str | Path) -> tuple[Pair, ...]:
       SbpError: `bad-corpus`, for a file that is missing, empty, not UTF-8 or has a line with
           another number of columns.
     """
-    path = Path(path)
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise SbpError(f"cannot read {path}: {error.strerror}", code="bad-corpus") from None
     pairs: list[Pair] = []
     plain = False
-    for number, line in enumerate(raw.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
-        try:
-            text = line.decode("utf-8").rstrip("\r")
-        except UnicodeDecodeError as error:
-            raise SbpError(
-                f"{path}:{number}: byte {error.start + 1} is not UTF-8; save the file as UTF-8",
-                code="bad-corpus",
-            ) from None
+    for number, text in enumerate(read_lines(str(Path(path)), Path(path).read_bytes), 1):
         if not text.strip():
             continue
         columns = [column.strip() for column in text.split("\t")]
