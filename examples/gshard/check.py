@@ -5,7 +5,6 @@ sbp check --preset tiny-mt --mesh data=4,model=2
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from examples.gshard.options import Run, parse_args
 from examples.gshard.sources import load
 from examples.gshard.train import show_corpus, show_plan, tokenizers
 from sbp.errors import SbpError
-from sbp.moe.checkpoint import describe, same_content, same_run, saved_steps
+from sbp.moe.checkpoint import describe, same_content, same_run, saved_steps, take_lock
 from sbp.moe.step import plan_train_step, state_shapes
 
 _ABOUT = (
@@ -47,14 +46,7 @@ def _folder(workdir: Path) -> Path:
     lock = workdir / ".lock"
     if lock.exists():
         with lock.open("rb") as held:
-            try:
-                fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                raise SbpError(
-                    f"another run is training in {workdir}; wait for it, or choose another"
-                    " --workdir",
-                    code="bad-checkpoint",
-                ) from None
+            take_lock(held.fileno(), workdir, shared=True)
     return place
 
 

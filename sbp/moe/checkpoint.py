@@ -257,6 +257,26 @@ _all_sums = jax.jit(lambda arrays: [_sums(x) for x in arrays])
 # ---- checkpoints --------------------------------------------------------------------------------
 
 
+def take_lock(held: int, workdir: Path, *, shared: bool = False) -> None:
+    """Take the lock of the folder of a run, which ends when its file is closed.
+
+    Arguments:
+      held: the open file of the lock.
+      workdir: the folder.
+      shared: whether others may take it so, too: `sbp check` only looks whether a run is in it.
+
+    Raises:
+      SbpError: `bad-checkpoint` where another run is in it.
+    """
+    try:
+        fcntl.flock(held, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError:
+        raise SbpError(
+            f"another run is training in {workdir}; wait for it, or choose another --workdir",
+            code="bad-checkpoint",
+        ) from None
+
+
 def _lock(workdir: Path, closing: ExitStack) -> None:
     """Make the folder of a run and take its lock, which ends with the process or with `closing`.
 
@@ -267,13 +287,7 @@ def _lock(workdir: Path, closing: ExitStack) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
         held = os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     closing.callback(os.close, held)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise SbpError(
-            f"another run is training in {workdir}; wait for it, or choose another --workdir",
-            code="bad-checkpoint",
-        ) from None
+    take_lock(held, workdir)
 
 
 _WRITE_ERRORS = (OSError, ValueError)  # the latter are tensorstore's
