@@ -3,7 +3,9 @@ passing, which gives a lower bound, and by searches near that bound."""
 
 import heapq
 import math
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -57,31 +59,45 @@ def _order(core: Core, limit: int, *, smallest: bool) -> list[int] | None:
     sizes = {v: len(u) for v, u in core.unary.items()}
     near = {v: set(others) for v, others in core.near.items()}
 
-    def key(v: int) -> tuple[int, int, int]:
+    def cost(v: int) -> tuple[int, int]:
         others = near[v]
         links = 0 if smallest else sum(len(others - near[w]) - 1 for w in others)
-        return links, math.prod([sizes[w] for w in others], start=sizes[v]), v
+        return links, math.prod([sizes[w] for w in others], start=sizes[v])
 
-    queue, order = [key(v) for v in near], []
-    heapq.heapify(queue)
-    while queue:
-        expected = heapq.heappop(queue)
-        v = expected[2]
-        if v not in near:
-            continue
-        current = key(v)
-        if current > expected:
-            heapq.heappush(queue, current)
-            continue
-        if current[1] > limit:
+    queue, order = [(cost(v), v) for v in near], []
+    for (_, size), v in _cheapest_first(queue, cost, near):
+        if size > limit:
             return None
         others = near.pop(v)
         order.append(v)
         for w in others:
             near[w] = (near[w] | others) - {v, w}
         for w in others:
-            heapq.heappush(queue, key(w))
+            heapq.heappush(queue, (cost(w), w))
     return order
+
+
+def _cheapest_first(
+    queue: list[tuple[Any, int]], cost: Callable[[int], Any], left: Container[int]
+) -> Iterator[tuple[Any, int]]:
+    """The variables that are left, each with its cost, the cheapest first; of equals the one with
+    the smallest number. The caller may remove variables from those that are left, and change costs.
+
+    Arguments:
+      queue: variables with their costs. The caller adds a variable again when its cost may have
+        become less.
+      cost: the present cost of a variable.
+      left: the variables that are left.
+    """
+    heapq.heapify(queue)
+    while queue:
+        expected, v = heapq.heappop(queue)
+        if v in left:
+            current = cost(v)
+            if current > expected:
+                heapq.heappush(queue, (current, v))
+            else:
+                yield current, v
 
 
 def eliminate(core: Core, table_limit: int) -> tuple[dict[int, int], int]:
@@ -139,18 +155,9 @@ class _Elimination:
         return math.prod(self.sizes[w] for w in self.scope_of(v)) * self.sizes[v]
 
     def run(self) -> tuple[dict[int, int], int]:
-        left = set(self.sizes)
+        left, conditioned = set(self.sizes), 0
         queue = [(self.weight(v), v) for v in left]
-        heapq.heapify(queue)
-        conditioned = 0
-        while queue:
-            expected, v = heapq.heappop(queue)
-            if v not in left:
-                continue
-            current = self.weight(v)
-            if current > expected:
-                heapq.heappush(queue, (current, v))
-                continue
+        for current, v in _cheapest_first(queue, self.weight, left):
             if current > self.limit:
                 heapq.heappush(queue, (current, v))
                 v, scope = self.condition(left)
