@@ -9,7 +9,7 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -584,21 +584,19 @@ class FusedSpace(TypeSpace):
     it reach memory: it is written before, and read after. Local steps are fused as well."""
 
     @functools.cached_property
-    def _known(self) -> dict[Rules, np.ndarray]:
-        return {}
+    def _unfused(self) -> Callable[[Rules], np.ndarray]:
+        """What `seconds` would give if the value were not fused."""
+        return functools.cache(super()._cheapest)
 
-    def seconds(self, rules: Rules | None = None) -> np.ndarray:
-        """Seconds of the cheapest conversion between every two types, with what it writes and
-        reads; see `TypeSpace.seconds`."""
-        rules = rules or self.unlimited
-        if rules not in self._known:
-            ends, sent = self._local(rules), self._sent(rules)
-            for k in range(len(self.types)):  # local steps, then others, then local steps
-                sent = np.minimum(sent, ends[:, k, None] + sent[None, k, :])
-            for k in range(len(self.types)):
-                sent = np.minimum(sent, sent[:, k, None] + ends[None, k, :])
-            self._known[rules] = np.minimum(ends, sent)
-        return self._known[rules]
+    def _cheapest(self, rules: Rules) -> np.ndarray:
+        """What `seconds` gives: local steps, then others with what they write and read, then local
+        steps."""
+        ends, sent = self._local(rules), self._sent(rules)
+        for k in range(len(self.types)):
+            sent = np.minimum(sent, ends[:, k, None] + sent[None, k, :])
+        for k in range(len(self.types)):
+            sent = np.minimum(sent, sent[:, k, None] + ends[None, k, :])
+        return np.minimum(ends, sent)
 
     def path(self, source: Codes, target: Codes, rules: Rules | None = None) -> tuple[Step, ...]:
         """The cheapest steps; the first that sends something pays what it writes and reads."""
@@ -619,10 +617,10 @@ class FusedSpace(TypeSpace):
         return (*before, *steps, *after)
 
     def _local(self, rules: Rules) -> np.ndarray:
-        return super().seconds(self._on_device(rules))
+        return self._unfused(self._on_device(rules))
 
     def _sent(self, rules: Rules) -> np.ndarray:
-        return super().seconds(rules) + self._of_both(self.mesh.hardware.hbm_bytes_per_second)
+        return self._unfused(rules) + self._of_both(self.mesh.hardware.hbm_bytes_per_second)
 
     def _on_device(self, rules: Rules) -> Rules:
         """The rules without steps that send something."""
