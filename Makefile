@@ -68,7 +68,7 @@ PYTEST = pytest -n $(TEST_JOBS) --dist worksteal
 .PHONY: docs train test test-all laws lock notebooks test-newest test-on-newest test-tpu test-multiprocess screenshots real fuzz deep mutants bench lint format clean
 
 train: $(VENV)/.installed-gshard
-	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PY) -m examples.gshard.train $(ARGS)
+	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PY) -m sbp train $(ARGS)
 
 test: lint
 	$(PY) -m $(PYTEST) --gate --seconds=build/gate.tsv $(PYTEST_ARGS)

@@ -327,7 +327,7 @@ def run(setting: Setting, folder: Path, steps: int) -> int:
     if done.exists() and json.loads(done.read_text("utf-8"))["steps"] >= steps:
         return 0
     workdir.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "examples.gshard.train", *setting.options(steps)]
+    words = [sys.executable, "-m", "sbp", "train", *setting.options(steps)]
     with (workdir / "log.txt").open("a", encoding="utf-8") as log:
         child = subprocess.Popen([*words, "--workdir", str(workdir)], stdout=log, stderr=log)
         while child.poll() is None:

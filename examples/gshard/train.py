@@ -457,16 +457,13 @@ def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console)
     return 0, f"done; checkpoint in {run.workdir}, curves in {run.workdir / PAGE}; {then}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; user errors are printed without a traceback and exit with 2."""
-    try:
-        run = parse_args(sys.argv[1:] if argv is None else argv)
-        with run.hosts.together(show_error):
-            return train(run, Console())
-    except SbpError as error:
-        show_error(error)
-        return 2
+def main(argv: Sequence[str]) -> int:
+    """The command line of `sbp train`.
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+    Raises:
+      SbpError: what is wrong with the options or stops the run; in several processes only for the
+        options.
+    """
+    run = parse_args(argv)
+    with run.hosts.together(show_error):
+        return train(run, Console())

@@ -238,7 +238,7 @@ def test_a_coordinator_that_does_not_answer_is_named():
         address = f"localhost:{free.getsockname()[1]}"
     options = f"--preset tiny-test --coordinator {address} --processes 2 --process 1 --wait 1"
     ended = subprocess.run(
-        [sys.executable, "-m", "examples.gshard.train", *options.split()],
+        [sys.executable, "-m", "sbp", "train", *options.split()],
         capture_output=True,
         text=True,
         timeout=120,

@@ -153,7 +153,7 @@ def test_a_program_that_is_killed_twenty_times_ends_as_one_that_is_not(tmp_path)
 
     def program(workdir, steps):
         return [
-            *[sys.executable, "-m", "examples.gshard.train", "--preset", "tiny-test"],
+            *[sys.executable, "-m", "sbp", "train", "--preset", "tiny-test"],
             *["--workdir", str(workdir), "--steps", str(steps)],
             *["--set", "checkpoint_every=2", "--no-eval"],
         ]
