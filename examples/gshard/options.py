@@ -20,7 +20,7 @@ from examples.gshard.presets import PRESETS, preset_name
 from examples.gshard.profiler import Window
 from sbp.errors import SbpError, nearest
 from sbp.moe.config import ModelConfig
-from sbp.moe.sharding import AXES, Pipeline, Sharding, check_parts, sharding_of
+from sbp.moe.sharding import AXES, Sharding, check_parts, sharding_of
 
 # ---- configuration files ------------------------------------------------------------------------
 
@@ -229,11 +229,6 @@ class Run:
             sequence_parallel=self.train.sequence_parallel,
             microbatches=self.train.pipeline_microbatches,
         )
-
-    @property
-    def pipeline(self) -> Pipeline | None:
-        """The stages of the step and its microbatches; None without."""
-        return self.step_sharding.pipeline
 
 
 def undivided(run: Run) -> list[str]:

@@ -242,7 +242,7 @@ def show_plan(run: Run, plan: sbp.Plan, console: Console) -> None:
     console.print(f"precision: {run.model.precision}", highlight=False)
     for line in undivided(run):
         console.print(line, highlight=False)
-    if (pipeline := run.pipeline) is not None:
+    if (pipeline := run.step_sharding.pipeline) is not None:
         line = f"pipeline: {pipeline.microbatches} microbatches, one after the other"
         if pipeline.stages > 1:
             line += f", in {pipeline.stages} stages; a stage has none in {pipeline.bubble:.0%}"

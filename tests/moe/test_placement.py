@@ -216,9 +216,9 @@ def test_two_steps_equal_one_device(case):
     options = ["--preset", "tiny-test", "--mesh", mesh, *DEEP, *others]
     run = parse_args([*options, "--set", "pipeline_microbatches=2"])
     plan = assert_equal_to_one_device(run, 2, sharding_of((), microbatches=2))
-    assert run.pipeline is not None
+    assert (pipeline := run.step_sharding.pipeline) is not None
     # Two sides, forward and backward.
-    assert len(re.findall(rf"\b{run.pipeline.turns} trips", str(plan))) == 4
+    assert len(re.findall(rf"\b{pipeline.turns} trips", str(plan))) == 4
 
 
 @pytest.mark.parametrize(
