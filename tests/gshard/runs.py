@@ -24,16 +24,12 @@ from rich.console import Console
 from examples.gshard.corpus import Corpus, generate
 from examples.gshard.data import encode_pairs
 from examples.gshard.options import Run, parse_args
-from examples.gshard.presets import preset
 from examples.gshard.tokenizer import Tokenizer
 from examples.gshard.train import fit, tokenizers
 from sbp.moe.checkpoint import Checkpoints, bound, describe
 from sbp.moe.step import TrainState, init_state, make_train_step
 from sbp.moe.trainer import read_metrics
-
-MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Whole steps take longer to compile than to run here."""
+from tests.moe.test_model import MODEL, QUICK, TRAIN
 
 After = Callable[[int], None]
 
