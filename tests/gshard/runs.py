@@ -27,6 +27,7 @@ from examples.gshard.options import Run, parse_args
 from examples.gshard.tokenizer import Tokenizer
 from examples.gshard.train import fit, tokenizers
 from sbp.moe.checkpoint import Checkpoints, bound, describe
+from sbp.moe.hosts import from_first
 from sbp.moe.step import TrainState, init_state, make_train_step
 from sbp.moe.trainer import read_metrics
 from tests.moe.test_model import MODEL, QUICK, TRAIN
@@ -80,13 +81,25 @@ class Training:
         shown = io.StringIO()
         console = Console(file=shown, force_terminal=False)
         plan = OneDevice(self.step, self.shapes, after)
-        with Checkpoints(folder, describe(run.model, run.train, self.corpus.digest)) as checkpoints:
-            found = tokenizers(
-                self.corpus, run.model, run.train, folder, resumes=checkpoints.latest is not None
-            )
-            encoded = encode_pairs(self.corpus.train, *found, run.model)
-            state, stopped = fit(run, plan, encoded, checkpoints, console)
-            return Ended(state, stopped, checkpoints.latest, plan.losses, shown.getvalue())
+        return Ended(*train_on(run, self.corpus, plan, console), plan.losses, shown.getvalue())
+
+
+def train_on(
+    run: Run, corpus: Corpus, plan: Any, console: Console
+) -> tuple[TrainState, int, int | None]:
+    """Begins or resumes a run, in one process or in several.
+
+    Returns:
+      The state at the end, the signal that stopped training, and the step of the newest checkpoint.
+    """
+    with Checkpoints(run.workdir, describe(run.model, run.train, corpus.digest)) as checkpoints:
+        resumes = checkpoints.latest is not None
+        found = from_first(
+            lambda: tokenizers(corpus, run.model, run.train, run.workdir, resumes=resumes)
+        )
+        encoded = encode_pairs(corpus.train, *found, run.model)
+        state, stopped = fit(run, plan, encoded, checkpoints, console)
+        return state, stopped, checkpoints.latest
 
 
 class Begun(NamedTuple):

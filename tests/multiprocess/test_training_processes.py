@@ -16,7 +16,7 @@ from sbp.moe.hosts import from_first, is_first
 from sbp.moe.step import plan_train_step
 from sbp.moe.trainer import read_metrics
 from tests.multiprocess.run import ROOT
-from tests.multiprocess.training import FIRST, STEPS, STOP_AT, StoppedPlan, options, train_on
+from tests.multiprocess.training import FIRST, STEPS, STOP_AT, StoppedPlan, options, train_in
 
 pytestmark = pytest.mark.multiprocess
 
@@ -46,12 +46,12 @@ def test_two_processes_train_as_one(tmp_path: Path):
     run = options(two_first)
     plan = plan_train_step(run.model, run.train, make_mesh(run.mesh))
     stopped = plan if is_first() else StoppedPlan(plan, STOP_AT)
-    assert train_on(two_first, stopped) == (STOP_AT, signal.SIGTERM)
+    assert train_in(two_first, stopped) == (STOP_AT, signal.SIGTERM)
     if single:
         single.communicate("\n", timeout=120)
         assert single.returncode == 0
     multihost_utils.sync_global_devices("one process has ended")
-    assert train_on(one_first, plan) == (STEPS, 0)
+    assert train_in(one_first, plan) == (STEPS, 0)
     a, b = read_metrics(two_first), read_metrics(one_first)
     assert [x["step"] for x in a] == [x["step"] for x in b] == list(range(1, STEPS + 1))
     for name in ("loss", "grad_norm", "drop", "tokens"):
@@ -59,7 +59,7 @@ def test_two_processes_train_as_one(tmp_path: Path):
     if is_first():
         damage(one_first / "checkpoints" / str(STEPS) / "state" / "ocdbt.process_1")
     multihost_utils.sync_global_devices("a file of one process is damaged")
-    assert train_on(one_first, plan, STOP_AT) == (STOP_AT, 0)  # from the step before, in both
+    assert train_in(one_first, plan, STOP_AT) == (STOP_AT, 0)  # from the step before, in both
     assert read_metrics(one_first)[-1]["loss"] == b[STOP_AT - 1]["loss"]
     assert (one_first / f"damaged-{STEPS}").exists()
     assert FIRST < STOP_AT < STEPS  # each step but one is by one process in one of the folders

@@ -11,14 +11,10 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from examples.gshard.data import encode_pairs
 from examples.gshard.options import parse_args
 from examples.gshard.sources import load
-from examples.gshard.train import fit, tokenizers
-from sbp.moe.checkpoint import Checkpoints, describe
-from sbp.moe.hosts import from_first
 from sbp.moe.step import init_state, make_train_step
-from tests.gshard.runs import OneDevice
+from tests.gshard.runs import OneDevice, train_on
 
 STEPS, STOP_AT, FIRST = 5, 3, 2
 """All steps; the one at which two processes are stopped; those that one process does first."""
@@ -31,18 +27,11 @@ def options(folder: Path, steps: int = STEPS) -> Any:
     return parse_args([*fixed.split(), "--steps", str(steps), "--workdir", str(folder)])
 
 
-def train_on(folder: Path, plan: Any, steps: int = STEPS) -> tuple[int, int]:
+def train_in(folder: Path, plan: Any, steps: int = STEPS) -> tuple[int, int]:
     """Begin or resume a run; gives the step at its end and the signal that ended it."""
     run = options(folder, steps)
-    corpus = load(run.train, print)
-    with Checkpoints(run.workdir, describe(run.model, run.train, corpus.digest)) as checkpoints:
-        resumes = checkpoints.latest is not None
-        found = from_first(
-            lambda: tokenizers(corpus, run.model, run.train, run.workdir, resumes=resumes)
-        )
-        encoded = encode_pairs(corpus.train, *found, run.model)
-        state, stopped = fit(run, plan, encoded, checkpoints, Console(file=io.StringIO()))
-        return int(state.step), stopped
+    state, stopped, _ = train_on(run, load(run.train, print), plan, Console(file=io.StringIO()))
+    return int(state.step), stopped
 
 
 class StoppedPlan:
@@ -65,6 +54,6 @@ if __name__ == "__main__":  # one process: begins a run that two end, and ends o
     shapes = jax.eval_shape(lambda: init_state(run.model, run.train))
     step = jax.jit(make_train_step(run.model, run.train))
     plan = OneDevice(step, shapes, lambda number: None)
-    assert train_on(Path(sys.argv[1]), plan, FIRST) == (FIRST, 0)
+    assert train_in(Path(sys.argv[1]), plan, FIRST) == (FIRST, 0)
     input()  # a line comes when the two have done their part
-    assert train_on(Path(sys.argv[2]), plan) == (STEPS, 0)
+    assert train_in(Path(sys.argv[2]), plan) == (STEPS, 0)
