@@ -9,6 +9,7 @@ import html
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -231,7 +232,7 @@ def write_curves(workdir: Path) -> Path | None:
     return workdir / PAGE
 
 
-class TensorBoard:
+class TensorBoard(AbstractContextManager["TensorBoard"]):
     """The numbers of a run as TensorBoard's curves, in `<workdir>/log`.
 
     Arguments:
@@ -243,9 +244,6 @@ class TensorBoard:
         from tensorboardX import SummaryWriter
 
         self._writer = SummaryWriter(str(workdir / "log"), purge_step=first + 1)
-
-    def __enter__(self) -> TensorBoard:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._writer.close()

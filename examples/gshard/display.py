@@ -4,7 +4,6 @@ tables."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 
 import numpy as np
 from rich.console import Console, Group
@@ -72,12 +71,7 @@ class TrainingDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def update(self, step: int, values: Values) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +53,7 @@ class Window(NamedTuple):
         return cls(int(first), int(last))
 
 
-class Profiler:
+class Profiler(AbstractContextManager["Profiler"]):
     """Profiles the steps of a window, as a context around the loop; `jax.profiler` writes into
     `<workdir>/profile`.
 
@@ -74,9 +74,6 @@ class Profiler:
                 code="unknown-option",
             )
         self._window, self._folder, self._runs = window, workdir / FOLDER, False
-
-    def __enter__(self) -> Profiler:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._stop()
