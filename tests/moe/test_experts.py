@@ -125,7 +125,7 @@ def test_equals_a_loop_over_tokens_and_experts(router, dispatch):
 
 
 def test_random_routing_of_a_layer_equals_a_loop():
-    """A1, training: the key's numbers leave out second choices."""
+    """A1, G10, training: the key's numbers leave out second choices."""
     cfg, key = config(), jax.random.key(3)
     p, (x, mask) = weights(cfg), tokens()
     with jax.enable_x64(True):
