@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.fuzz.draw import data_of
 from tests.fuzz.generate import NAMES
-from tests.fuzz.program import Info, Input, Output, Program, Step, pruned, renamed
+from tests.fuzz.program import Info, Input, Output, Program, Step, all_steps, pruned, renamed
 
 SMALLER_MESHES = ((2,), (4,), (8,), (2, 4))
 SECONDS = 180
@@ -94,7 +94,7 @@ def _names_axes(p: Program, mesh: tuple[int, ...]) -> bool:
     texts = [
         *(v.type or "" for v in p.inputs),
         *(o.type or "" for o in p.outputs),
-        *(s.text for s in _all_steps(p.steps) if s.op in NAMES),
+        *(s.text for s in all_steps(p.steps) if s.op in NAMES),
     ]
     return any(
         f"{axis}:" in t or f"{axis}=" in t or f"'{axis}'" in t for axis in gone for t in texts
@@ -132,7 +132,7 @@ def _chunks(p: Program) -> Iterator[Program]:
 def _steps(p: Program) -> Iterator[Program]:
     """One step, also inside blocks: bypassed or cut away."""
     known = _infos(p)
-    for step in reversed(list(_all_steps(p.steps))):
+    for step in reversed(list(all_steps(p.steps))):
         for target, info in zip(step.targets, step.infos, strict=True):
             for _, name in step.args:
                 other = known.get(name)
@@ -164,15 +164,8 @@ def _hoists(p: Program) -> Iterator[Program]:
 
 def _infos(p: Program) -> dict[str, Info]:
     return {v.name: v.info for v in p.inputs} | {
-        t: i for s in _all_steps(p.steps) for t, i in zip(s.targets, s.infos, strict=True)
+        t: i for s in all_steps(p.steps) for t, i in zip(s.targets, s.infos, strict=True)
     }
-
-
-def _all_steps(steps: Sequence[Step]) -> Iterator[Step]:
-    for step in steps:
-        for _, block in step.blocks:
-            yield from _all_steps(block.steps)
-        yield step
 
 
 def _cut(p: Program, steps: Sequence[Step]) -> Program:

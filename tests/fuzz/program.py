@@ -4,7 +4,7 @@ line of Python source."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -188,6 +188,14 @@ def reads(step: Step) -> set[str]:
             made |= set(inner.targets)
         found |= set(block.outputs) - made
     return found
+
+
+def all_steps(steps: Iterable[Step]) -> Iterator[Step]:
+    """The steps and those of their functions, which come first."""
+    for step in steps:
+        for _, block in step.blocks:
+            yield from all_steps(block.steps)
+        yield step
 
 
 def without_dead(steps: Iterable[Step], wanted: Iterable[str]) -> tuple[Step, ...]:

@@ -2,7 +2,6 @@
 finds and minimises a fault."""
 
 import math
-from collections import Counter
 from dataclasses import replace
 
 import jax
@@ -15,7 +14,7 @@ from sbp.types import Split
 from tests.fuzz.generate import ALL, NAMES, generate, generated
 from tests.fuzz.minimise import minimise
 from tests.fuzz.oracle import judge
-from tests.fuzz.program import Program, Step, arguments, file_source, function_source, load
+from tests.fuzz.program import Program, all_steps, arguments, file_source, function_source, load
 from tests.fuzz.worker import in_the_same_way
 from tests.slices import sliced
 
@@ -53,16 +52,8 @@ def many() -> Many:
     return [generated(seed) for seed in range(COVERAGE)]
 
 
-def _ops(steps: tuple[Step, ...]) -> Counter[str]:
-    found = Counter(s.op for s in steps)
-    for step in steps:
-        for _, block in step.blocks:
-            found += _ops(block.steps)
-    return found
-
-
 def test_every_operation_is_used(many: Many):
-    used = set().union(*(_ops(program.steps) for program, _ in many))
+    used = {step.op for program, _ in many for step in all_steps(program.steps)}
     rare = {op.name for op in ALL if op.weight < 0.5}
     unused = ({op.name for op in ALL} | set(NAMES)) - used - rare
     assert not unused, sorted(unused)
