@@ -196,15 +196,10 @@ class Scope:
     def grow(self, equations: int, ops: Sequence[Op]) -> None:
         """Adds operations until there are `equations`."""
         rng, tries = self.state.rng, 0
-        weights = [op.weight for op in ops]
         while self.equations < equations and tries < 200:
             tries += 1
-            op = (
-                annotation(self.state.axes, rng)
-                if rng.random() < 0.12
-                else rng.choices(ops, weights)[0]
-            )
-            self.add(op)
+            table = ANNOTATIONS if rng.random() < 0.12 else ops
+            self.add(rng.choices(table, [op.weight for op in table])[0])
 
     def block(self, want: Body, draw: Draw) -> tuple[Block, list[Info]]:
         """A function of its own: parameters, some operations, and results of the wanted shapes."""
@@ -418,83 +413,65 @@ def type_text(
     return " ".join(parts)
 
 
-def _atoms(d: Draw, axes: tuple[str, ...]) -> str:
+def _atoms(d: Draw) -> str:
     """Keyword arguments of annotate."""
+    axes, dims = d.scope.state.axes, d["a"].ndim
     chosen = d.rng.sample(axes, d.int(1, len(axes)))
-    dims = d["a"].ndim
     return ", ".join(
         f"{x}=S({d.int(0, dims - 1)})" if dims and d.chance(0.7) else f"{x}=B"
         for x in sorted(chosen)
     )
 
 
-def annotation(axes: tuple[str, ...], rng: random.Random) -> Op:
-    """An annotation on some of the mesh axes."""
-    one = lambda d: ", ".join(
-        repr(x) for x in sorted(d.rng.sample(axes, d.int(1, min(2, len(axes)))))
-    )
-    table: tuple[tuple[int, Op], ...] = (
-        (
-            5,
-            Op(
-                "sbp_split",
-                "sbp.split({a}, {dim}, {axes})",
-                {"a": replace(_ANY, low=1), "dim": lambda d: d.dim("a"), "axes": one},
-                moves,
-            ),
-        ),
-        (2, Op("sbp_replicate", "sbp.replicate({a}, {axes})", {"a": _ANY, "axes": one}, moves)),
-        (
-            2,
-            Op(
-                "sbp_annotate",
-                "sbp.annotate({a}, {atoms})",
-                {"a": _ANY, "atoms": lambda d: _atoms(d, axes)},
-                moves,
-            ),
-        ),
-        (
-            2,
-            Op(
-                "sbp_annotate_all",
-                "sbp.annotate({a}, {type})",
-                {"a": _ANY, "type": lambda d: repr(type_text(d["a"], axes, d.rng, 0.2))},
-                moves,
-            ),
-        ),
-        (
-            2,
-            Op(
-                "sbp_partial",
-                "sbp.partial({a}, {axes}, op={monoid})",
-                {"a": _ANY, "axes": one, "monoid": lambda d: repr(d.choice(monoids(d["a"])))},
-                moves,
-            ),
-        ),
-        (
-            2,
-            Op(
-                "sbp_cotangent",
-                "sbp.annotate({a}, cotangent={type})",
-                {
-                    "a": Want("f"),
-                    "type": lambda d: repr(type_text(replace(d["a"], exact=False), axes, d.rng)),
-                },
-                moves,
-            ),
-        ),
-    )
-    return rng.choices([op for _, op in table], [w for w, _ in table])[0]
+def _axes(d: Draw) -> str:
+    """One or two of the mesh axes."""
+    axes = d.scope.state.axes
+    return ", ".join(map(repr, sorted(d.rng.sample(axes, d.int(1, min(2, len(axes)))))))
 
 
-NAMES = (
-    "sbp_split",
-    "sbp_replicate",
-    "sbp_annotate",
-    "sbp_annotate_all",
-    "sbp_partial",
-    "sbp_cotangent",
+ANNOTATIONS: tuple[Op, ...] = (
+    Op(
+        "sbp_split",
+        "sbp.split({a}, {dim}, {axes})",
+        {"a": replace(_ANY, low=1), "dim": lambda d: d.dim("a"), "axes": _axes},
+        moves,
+        weight=5,
+    ),
+    Op("sbp_replicate", "sbp.replicate({a}, {axes})", {"a": _ANY, "axes": _axes}, moves, weight=2),
+    Op("sbp_annotate", "sbp.annotate({a}, {atoms})", {"a": _ANY, "atoms": _atoms}, moves, weight=2),
+    Op(
+        "sbp_annotate_all",
+        "sbp.annotate({a}, {type})",
+        {
+            "a": _ANY,
+            "type": lambda d: repr(type_text(d["a"], d.scope.state.axes, d.rng, 0.2)),
+        },
+        moves,
+        weight=2,
+    ),
+    Op(
+        "sbp_partial",
+        "sbp.partial({a}, {axes}, op={monoid})",
+        {"a": _ANY, "axes": _axes, "monoid": lambda d: repr(d.choice(monoids(d["a"])))},
+        moves,
+        weight=2,
+    ),
+    Op(
+        "sbp_cotangent",
+        "sbp.annotate({a}, cotangent={type})",
+        {
+            "a": Want("f"),
+            "type": lambda d: repr(
+                type_text(replace(d["a"], exact=False), d.scope.state.axes, d.rng)
+            ),
+        },
+        moves,
+        weight=2,
+    ),
 )
+"""Annotations on some of the mesh axes."""
+
+NAMES = tuple(op.name for op in ANNOTATIONS)
 """Operations that a minimiser may leave out."""
 
 
