@@ -58,9 +58,7 @@ def reduce_dims(x: Any, monoid: str, dims: int | tuple[int, ...]) -> Any:
         case "max" | "min":
             return getattr(jnp, monoid)(x, dims)
         case _:
-            bitwise = lax.bitwise_and if monoid == "and" else lax.bitwise_or
-            where = (dims,) if isinstance(dims, int) else dims
-            return lax.reduce(x, neutral(monoid, x.dtype), bitwise, where)
+            return getattr(lax, f"reduce_{monoid}")(x, (dims,) if isinstance(dims, int) else dims)
 
 
 def sum_dtype(dtype: Any) -> Any:
