@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +32,10 @@ from sbp.moe.trainer import read_metrics
 from tests.moe.test_model import MODEL, QUICK, TRAIN
 
 After = Callable[[int], None]
+
+SHAPES = jax.eval_shape(lambda: init_state(MODEL, TRAIN))
+PLACES = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), SHAPES)
+"""The state of a run of the smallest preset, and one device for it."""
 
 
 class OneDevice:
@@ -68,7 +71,6 @@ class Training:
     def __init__(self) -> None:
         self.corpus = generate(TRAIN)
         self.step = jax.jit(make_train_step(MODEL, TRAIN), donate_argnums=0, compiler_options=QUICK)
-        self.shapes = jax.eval_shape(partial(init_state, MODEL, TRAIN))
 
     def __call__(self, folder: Path, steps: int, after: After = lambda number: None) -> Ended:
         """Begin or resume the run of a folder."""
@@ -80,7 +82,7 @@ class Training:
         )
         shown = io.StringIO()
         console = Console(file=shown, force_terminal=False)
-        plan = OneDevice(self.step, self.shapes, after)
+        plan = OneDevice(self.step, SHAPES, after)
         return Ended(*train_on(run, self.corpus, plan, console), plan.losses, shown.getvalue())
 
 
@@ -171,16 +173,13 @@ def kill(command: Sequence[str], env: Mapping[str, str], workdir: Path, moment: 
     assert process.wait() == -signal.SIGKILL, workdir.with_suffix(".out").read_text()
 
 
-def newest(workdir: Path) -> tuple[Any, Any]:
-    """What the newest checkpoint of a run has, as arrays of this process, and its place in the
-    data."""
-    shapes = jax.eval_shape(lambda: init_state(MODEL, TRAIN))
-    places = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), shapes)
+def restored(workdir: Path, description: Mapping[str, Any]) -> tuple[Any, Any, list[str]]:
+    """What the newest checkpoint of a run has, as arrays of this process, its place in the data,
+    and what was said."""
     said: list[str] = []
-    with Checkpoints(workdir, bound(workdir)) as checkpoints:
-        state, data = checkpoints.restore(shapes, places, said.append)
-    assert not said
-    return jax.device_get(state), data
+    with Checkpoints(workdir, description) as checkpoints:
+        state, data = checkpoints.restore(SHAPES, PLACES, said.append)
+    return jax.device_get(state), data, said
 
 
 def bits(x: Any) -> tuple[Any, ...]:
@@ -191,7 +190,8 @@ def bits(x: Any) -> tuple[Any, ...]:
 
 def assert_same_runs(a: Path, b: Path) -> None:
     """The same bits in all arrays, the same place in the data, the same numbers of each step."""
-    (state, data), (want, place) = newest(a), newest(b)
+    (state, data, said), (want, place, also) = (restored(run, bound(run)) for run in (a, b))
+    assert not said + also
     assert jax.tree.map(bits, state) == jax.tree.map(bits, want)
     assert data == place
     lines, wanted = (

@@ -21,7 +21,7 @@ from sbp.moe.config import BOS, ModelConfig, TrainConfig
 from sbp.moe.model import Batch
 from sbp.moe.step import TrainState, init_state, plan_train_step
 from sbp.moe.trainer import Trainer, read_metrics
-from tests.gshard.runs import MODEL, TRAIN, files_of_at_most
+from tests.gshard.runs import MODEL, PLACES, SHAPES, TRAIN, files_of_at_most, restored
 from tests.same import refused
 from tests.slices import EXHAUSTIVE
 
@@ -133,8 +133,6 @@ STATES = {
     )
     for step in (2, 4)
 }
-SHAPES = jax.eval_shape(lambda: STATES[2])
-PLACES = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), SHAPES)
 
 
 @pytest.fixture(scope="module")
@@ -152,20 +150,12 @@ def folder(saved, tmp_path):
     return shutil.copytree(saved, tmp_path / "run")
 
 
-def restored(folder):
-    """The state, the place in the data, and what was said."""
-    said = []
-    with Checkpoints(folder, RUN) as checkpoints:
-        state, data = checkpoints.restore(SHAPES, PLACES, said.append)
-    return jax.device_get(state), data, said
-
-
 def assert_same(state, want):
     jax.tree.map(np.testing.assert_array_equal, state, want)
 
 
 def test_an_undamaged_checkpoint_is_read_in_silence(folder):
-    state, data, said = restored(folder)
+    state, data, said = restored(folder, RUN)
     assert_same(state, STATES[4])
     assert (data, said) == ({"next_index": 4}, [])
 
@@ -186,7 +176,7 @@ def test_a_flipped_bit_is_never_read(folder, tmp_path):
         place = rng.randrange(8 * len(content))
         content[place // 8] ^= 1 << place % 8
         path.write_bytes(content)
-        state, data, said = restored(copy)
+        state, data, said = restored(copy, RUN)
         step = int(state.step)
         assert_same(state, STATES[step])
         assert data == {"next_index": step}
@@ -207,7 +197,7 @@ def test_training_goes_on_after_a_damaged_checkpoint(folder, capfd):
         state, _ = checkpoints.restore(SHAPES, PLACES, said.append)
         assert int(state.step) == 2 and checkpoints.latest == 2
         checkpoints.save(STATES[4], {"next_index": 4})
-    assert_same(restored(folder)[0], STATES[4])
+    assert_same(restored(folder, RUN)[0], STATES[4])
     assert said == [
         "the checkpoint of step 4 is damaged: a file of it is missing or cannot be read;"
         " sbp uses the checkpoint of step 2"
@@ -220,7 +210,7 @@ def test_a_checkpoint_of_before_steps_were_written_is_whole(folder):
     run = json.loads(path.read_text())["run"]
     del run["step"]
     path.write_text(json.dumps({"run": run, "digest": digest_of(run)}))
-    state, _, said = restored(folder)
+    state, _, said = restored(folder, RUN)
     assert int(state.step) == 4 and said == []
 
 
@@ -228,10 +218,10 @@ def test_folders_that_no_run_has_named_are_no_checkpoints(folder):
     checkpoints = folder / "checkpoints"
     for name in ("\N{ARABIC-INDIC DIGIT NINE}", "09", "9.bak"):
         shutil.copytree(checkpoints / "2", checkpoints / name)
-    state, _, said = restored(folder)
+    state, _, said = restored(folder, RUN)
     assert int(state.step) == 4 and said == []
     shutil.copytree(checkpoints / "2", checkpoints / "9")
-    state, _, (copied,) = restored(folder)
+    state, _, (copied,) = restored(folder, RUN)
     assert int(state.step) == 4
     assert "step 9 is damaged: it is a copy of the checkpoint of step 2" in copied
 
@@ -239,7 +229,7 @@ def test_folders_that_no_run_has_named_are_no_checkpoints(folder):
 def test_where_all_are_damaged_they_are_named_and_stay(folder):
     for step in (2, 4):
         (folder / "checkpoints" / str(step) / "run" / "metadata").write_text("{}")
-    refused(r"(?s)no checkpoint in .* can be read.*step 4.*step 2", restored, folder)
+    refused(r"(?s)no checkpoint in .* can be read.*step 4.*step 2", restored, folder, RUN)
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["2", "4"]
 
 
@@ -257,7 +247,7 @@ def test_a_checkpoint_knows_its_run_without_the_file_beside_it(folder):
 def test_a_checkpoint_without_checksums_is_read_and_said(folder):
     for step in (2, 4):
         shutil.rmtree(folder / "checkpoints" / str(step) / "run")
-    state, _, said = restored(folder)
+    state, _, said = restored(folder, RUN)
     assert_same(state, STATES[4])
     assert said == ["the checkpoint of step 4 has no checksums, so it is not verified"]
 
