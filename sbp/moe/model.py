@@ -102,21 +102,27 @@ class Stack:
     places: Array | None = None
     segments: Array | None = None
 
-    def run(self, params: Tree, x: jax.Array) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
-        """All layers.
+    def run(
+        self, table: jax.Array, params: Tree, place: int
+    ) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
+        """All layers on the embedded tokens of the side.
 
         Arguments:
+          table: a row for each id.
           params: layer pairs, leaves stacked on dim 0.
-          x: [G, S, M].
+          place: under the key, that of the embeddings' dropout; that of the layers is the next.
 
         Returns:
           x [G, S, M]; auxiliary losses, leaves [L]; counts stacked on dim 0.
         """
+        signal = signal_of(self.cfg, self.tokens.shape[-1], self.segments)
+        x = embed(table, self.tokens, self.cfg, subkey(self.key, place), self.sharding, signal)
+        inner = replace(self, key=subkey(self.key, place + 1))
         layers = params, jnp.arange(jax.tree.leaves(params)[0].shape[0])
         return (
-            self._in_stages(self.sharding.pipeline, layers, x)
+            inner._in_stages(self.sharding.pipeline, layers, x)
             if self.sharding.pipeline is not None
-            else self._layers(layers, x)
+            else inner._layers(layers, x)
         )
 
     def _layers(
@@ -349,11 +355,9 @@ def encode(
 ) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
     """Source tokens [G, n, T] to memory [G, S, M], auxiliary losses of each layer and counts; `key`
     given means training, and `segments` [G, n, T] that rows hold several sentences."""
-    signal = signal_of(cfg, source.shape[-1], segments)
-    x = embed(params["source_embedding"], source, cfg, subkey(key, 0), sharding, signal)
     x, aux, metrics = Stack(
-        cfg=cfg, tokens=source, key=subkey(key, 1), sharding=sharding, segments=segments
-    ).run(params["encoder"], x)
+        cfg=cfg, tokens=source, key=key, sharding=sharding, segments=segments
+    ).run(params["source_embedding"], params["encoder"], 0)
     return rms_norm(x, params["encoder_norm"]), aux, metrics
 
 
@@ -367,18 +371,15 @@ def decode(
     sharding: Sharding = PLAIN,
 ) -> tuple[jax.Array, RouterLosses, GatingMetrics]:
     """Target tokens [G, n, T] and memory to logits [G, S, V], auxiliary losses and counts."""
-    segments = memory.segments.target if memory.segments else None
-    signal = signal_of(cfg, target_in.shape[-1], segments)
-    x = embed(params["target_embedding"], target_in, cfg, subkey(key, 2), sharding, signal)
     x, aux, metrics = Stack(
         cfg=cfg.decoder(),
         tokens=target_in,
-        key=subkey(key, 3),
+        key=key,
         sharding=sharding,
         causal=True,
         memory=memory,
-        segments=segments,
-    ).run(params["decoder"], x)
+        segments=memory.segments.target if memory.segments else None,
+    ).run(params["target_embedding"], params["decoder"], 2)
     return logits_of(params, x, cfg, key), aux, metrics
 
 
@@ -398,16 +399,9 @@ def continue_prefix(
     pairs = (tokens != PAD).astype(jnp.int32)
     if segments is not None:
         pairs = jnp.concatenate([segments.source, segments.target], axis=-1)
-    signal = signal_of(cfg, tokens.shape[-1], pairs)
-    x = embed(params["target_embedding"], tokens, cfg, subkey(key, 2), sharding, signal)
     x, aux, metrics = Stack(
-        cfg=cfg,
-        tokens=tokens,
-        key=subkey(key, 3),
-        sharding=sharding,
-        causal=True,
-        segments=pairs,
-    ).run(params["decoder"], x)
+        cfg=cfg, tokens=tokens, key=key, sharding=sharding, causal=True, segments=pairs
+    ).run(params["target_embedding"], params["decoder"], 2)
     x = x.reshape(*tokens.shape, cfg.model_dim)[:, :, source.shape[-1] :]
     x = sharding.split_groups(x.reshape(x.shape[0], -1, cfg.model_dim))
     return logits_of(params, x, cfg, key), aux, metrics
