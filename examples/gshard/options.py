@@ -141,8 +141,8 @@ def _text(place: Callable[[], str], table: str, name: str, value: Any) -> str:
 
 
 def _fields(config: type) -> dict[str, type]:
-    """The fields of a configuration, and their types."""
-    return get_type_hints(config)
+    """The fields of a configuration, and their types; class variables are none."""
+    return {name: kind for name, kind in get_type_hints(config).items() if kind in _KINDS}
 
 
 def _home_of() -> dict[str, str]:
@@ -438,9 +438,7 @@ def _given(args: argparse.Namespace) -> dict[str, str]:
             raise SbpError(
                 f"--{name} is empty; give it a value, or leave it out", code="unknown-option"
             )
-    fields = {
-        f.name for config in (ModelConfig, TranslationConfig) for f in dataclasses.fields(config)
-    }
+    fields = _home_of()
     options: dict[str, str] = {}
     for text in args.set:
         name, equals, value = text.partition("=")

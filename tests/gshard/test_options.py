@@ -169,6 +169,7 @@ def test_the_command_line_goes_before_the_file(tmp_path):
         ("steps = 3", "no option 'steps'; it belongs under [train]"),
         ("[model]\nsteps = 3", "no option 'steps' under [model]; it belongs under [train]"),
         ("[model]\nexpert = 3", 'did you mean "experts"'),
+        ("[train]\nFREE = 3", "no option 'FREE' under [train]"),
         ('[train]\nsteps = "3"', "steps is '3' under [train]; it must be a whole number"),
         ("[train]\nsteps = 3.5", "it must be a whole number"),
         ("[train]\nsteps = true", "it must be a whole number"),
