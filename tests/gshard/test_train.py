@@ -233,14 +233,9 @@ def is_full(folder):
     (folder / "source.model.part").symlink_to("/dev/full")
 
 
-def has_another_model(folder):
-    with Checkpoints(folder, ANOTHER) as checkpoints:
-        checkpoints.save(STATE, {})
-
-
-def has_another_vocabulary(folder):
-    with Checkpoints(folder, DESCRIPTION) as checkpoints:
-        checkpoints.bind("vocabulary", {"source": "a", "target": "b"})
+def has_a_checkpoint(folder, description, **vocabulary):
+    with Checkpoints(folder, description) as checkpoints:
+        checkpoints.bind("vocabulary", vocabulary)
         checkpoints.save(STATE, {})
 
 
@@ -256,9 +251,12 @@ FOLDERS = {
         is_full,
         "cannot write to {}/source.model: No space left on device. Free disk space",
     ),
-    "has_another_model": (has_another_model, "{} holds a run of another configuration"),
+    "has_another_model": (
+        lambda folder: has_a_checkpoint(folder, ANOTHER),
+        "{} holds a run of another configuration",
+    ),
     "has_another_vocabulary": (
-        has_another_vocabulary,
+        lambda folder: has_a_checkpoint(folder, DESCRIPTION, source="a", target="b"),
         "the checkpoints in {} were made with another vocabulary source and",
     ),
 }
@@ -315,7 +313,7 @@ def test_a_run_without_a_checkpoint_does_not_bind_its_folder(tmp_path):
     others; a damaged or an older configuration of one with checkpoints is told or read."""
     with Checkpoints(tmp_path, DESCRIPTION):
         pass
-    has_another_model(tmp_path)
+    has_a_checkpoint(tmp_path, ANOTHER)
     refused("another configuration", Checkpoints, tmp_path, DESCRIPTION)
     # Checkpoints of older versions did not know their run by themselves.
     shutil.rmtree(tmp_path / "checkpoints" / "2" / "run")
