@@ -15,7 +15,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from examples.gshard.evaluate import MODEL, Evaluation, Quality, Score
@@ -146,9 +146,8 @@ def show_evaluation(console: Console, result: Evaluation, *, languages: bool = F
     console.print(_by_languages("groups of languages", result.groups))
     if languages:
         console.print(_by_languages("language", result.languages))
-    samples = Table(title="sample translations", title_justify="left")
-    for name in ("", "source", "reference", "translation"):
-        samples.add_column(name)
+    headers = "", "source", "reference", "translation"
+    samples = Table(*headers, title="sample translations", title_justify="left")
     for pair, text in result.samples:
         # Text, not str: brackets in a sentence are no markup.
         right = Text(text, style="green" if text == pair.target else "red")
@@ -174,11 +173,8 @@ def show_evaluation(console: Console, result: Evaluation, *, languages: bool = F
 
 
 def _by_set(result: Evaluation) -> Table:
-    table = Table(title="held-out translations", title_justify="left")
-    for name in ("set", "system"):
-        table.add_column(name)
-    for name in ("sentences", "exact %", "chrF", "BLEU"):
-        table.add_column(name, justify="right")
+    numbers = (Column(name, justify="right") for name in ("sentences", "exact %", "chrF", "BLEU"))
+    table = Table("set", "system", *numbers, title="held-out translations", title_justify="left")
     sets = result.sets if len(result.sets) == 1 else (*result.sets, result.overall)
     for score in sets:
         for system, quality in score.systems.items():
@@ -197,11 +193,14 @@ def _by_set(result: Evaluation) -> Table:
 
 
 def _by_languages(by: str, scores: Sequence[Score]) -> Table:
-    table = Table(title=f"all sets by {by}, most training text first", title_justify="left")
-    table.add_column("languages")
-    for name in ("sentences", "exact %", "chrF", "best baseline", "BLEU"):
-        table.add_column(name, justify="right")
-    table.add_column("")
+    names = "sentences", "exact %", "chrF", "best baseline", "BLEU"
+    table = Table(
+        "languages",
+        *(Column(name, justify="right") for name in names),
+        "",
+        title=f"all sets by {by}, most training text first",
+        title_justify="left",
+    )
     for score in scores:
         best = score.systems[score.baseline]
         table.add_row(
