@@ -124,14 +124,12 @@ def parts_of(meaning: Meaning, target: str) -> tuple[str, ...]:
     >>> parts_of(("languages", "de", "el"), "German and Greek")
     ('unseen names',)
     """
-    new = []
-    if not UNSEEN_NAMES.isdisjoint(names(meaning)):
-        new.append("unseen names")
-    if template(meaning) in UNSEEN_TEMPLATES:
-        new.append("unseen templates")
-    if not new and is_heldout(target):
-        new.append("recombination")
-    return tuple(new)
+    of_parts = (
+        ("unseen names", not UNSEEN_NAMES.isdisjoint(names(meaning))),
+        ("unseen templates", template(meaning) in UNSEEN_TEMPLATES),
+    )
+    new = tuple(part for part, is_new in of_parts if is_new)
+    return new or (("recombination",) if is_heldout(target) else ())
 
 
 def generate(train: TranslationConfig) -> Corpus:

@@ -154,21 +154,24 @@ def show_evaluation(console: Console, result: Evaluation, *, languages: bool = F
         samples.add_row(Text(pair.language), Text(pair.source), Text(pair.target), right)
     console.print(samples)
     ahead = sum(score.beats_baselines for score in result.languages)
+    lost = (
+        (
+            result.too_long,
+            f"{result.too_long} held-out sources are longer than the model's; their translations"
+            " count as empty",
+        ),
+        (
+            result.unsayable,
+            f"references with characters that the vocabulary cannot spell: {result.unsayable}; no"
+            " translation equals them. See the options normalization, byte_fallback and"
+            " character_coverage",
+        ),
+    )
     lines = [
         f"chrF is above every baseline's in {ahead} of {len(result.languages)} languages",
         *result.signatures,
+        *(text for count, text in lost if count),
     ]
-    if result.too_long:
-        lines.append(
-            f"{result.too_long} held-out sources are longer than the model's; their translations"
-            " count as empty"
-        )
-    if result.unsayable:
-        lines.append(
-            f"references with characters that the vocabulary cannot spell: {result.unsayable}; no"
-            " translation equals them. See the options normalization, byte_fallback and"
-            " character_coverage"
-        )
     console.print("\n".join(lines), highlight=False, markup=False)
 
 
