@@ -295,11 +295,13 @@ class CallSignature(Leaves):
       call: the function of flat arguments.
       arguments: the names of all arguments in order. An argument that the call passes by name is
         written `x=..`.
+      heads: the names of the positional arguments that are not static.
     """
 
     key: Any
     call: Callable[..., Any]
     arguments: tuple[str, ...]
+    heads: tuple[str, ...]
 
     @property
     def avals(self) -> tuple[Any, ...]:
@@ -328,9 +330,7 @@ class CallSignature(Leaves):
                 )
         found = structure_difference(tree, given.tree, [leaf.path for leaf in self.leaves])
         if found is not None:
-            positions = {name for name, _, _ in by_position}
-            heads = [a for i, a in enumerate(self.arguments) if i not in positions]
-            raise refused(f"input {_leaf_name(found[0], heads)} {found[1]}", TypeError)
+            raise refused(f"input {_leaf_name(found[0], self.heads)} {found[1]}", TypeError)
 
     def check(self, given: "CallSignature") -> None:
         """Checks that a plan for this call serves another one.
@@ -420,7 +420,7 @@ class CallReader:
             "the arguments",
             lambda x: isinstance(x, Partial | Padded),
         )
-        heads = [self._argument_name(p) for p in positions]
+        heads = tuple(map(self._argument_name, positions))
         carried = [self._leaf(path, _leaf_name(path, heads), x) for path, x in with_path]
         with about_option(self.options.in_option):
             typed = self._with_types(heads, tree, carried)
@@ -471,6 +471,7 @@ class CallReader:
                 leaves=leaves,
                 call=call,
                 arguments=self.arguments(args, kwargs),
+                heads=heads,
             ),
             arrays,
         )

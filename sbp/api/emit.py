@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
+from sbp.api.holding import Holding
 from sbp.api.source_writer import SourceWriter, free_name
 from sbp.errors import bytes_text
-from sbp.run.execute import Executable
 from sbp.signatures.expressions import (
     no_source,
     text_of,
@@ -61,31 +61,27 @@ _ARRAYS = """with np.load(Path(__file__).with_suffix(".npz")) as file:
 """
 
 
-def emit(
-    executable: Executable, names: Sequence[str], ins: Any, outs: Any, shapes: Sequence[Any]
-) -> tuple[str, dict[str, Any]]:
+def emit(holding: Holding) -> tuple[str, dict[str, Any]]:
     """The source of a plan, and the arrays that it reads from the `.npz` file of the same name.
 
     Arguments:
-      executable: the plan, with the name of the user's function.
-      names: the names of its arguments that are passed by position and are not static.
-      ins, outs: the structures of (args, kwargs) and of what it returns.
-      shapes: the flat arguments of the executable.
+      holding: the plan, with its arguments and results.
 
     Raises:
       SbpError: `bad-argument` for an operation that has no source.
     """
+    executable, ins, outs = holding.executable, holding.signature.tree, holding.returned.tree
     program, keys = executable.program, (ins.children()[1].node_data() or (dict, ()))[1]
     writer, mesh = SourceWriter(program), program.mesh
     heads, reserved = list[str](), writer.module | {*keys}
-    for name in names:
+    for name in holding.signature.heads:
         heads.append(free_name(name, reserved | {*heads}))
     plain = all(k.isidentifier() and free_name(k, writer.module) == k for k in keys)
     positional = tuple(heads)
     own = free_name(executable.name, writer.module)
     writer.module.add(own)
     config: Any = jax.config
-    is_wide, closed = program.graph.has_64_bits(), executable.traced(writer, shapes)
+    is_wide, closed = program.graph.has_64_bits(), executable.traced(writer, holding.shapes)
     with jax.default_matmul_precision(None), jax.enable_x64(is_wide or config.jax_enable_x64):
         flat = writer.function(closed, f"{own}_of_arrays", names=program.graph.input_names)
     donated = tuple(executable.options["donate_argnums"])
@@ -127,7 +123,7 @@ def emit(
     used = [line for needs, line in _IMPORTS if any(w.startswith(needs) for w in words)]
     head = _HEAD.format(
         name=own,
-        arguments=text_of(tuple(f"{s.dtype}{[*map(int, s.shape)]}" for s in shapes)),
+        arguments=text_of(tuple(f"{s.dtype}{[*map(int, s.shape)]}" for s in holding.shapes)),
         version=VERSION,
         mesh=str(mesh).replace("\\", "\\\\"),
         platform=mesh.hardware.platform,

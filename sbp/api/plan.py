@@ -433,13 +433,7 @@ class Plan:
             )
         if path is not None and not str(path).endswith(".py"):
             raise refused(f"the name of the file must end in .py, got {path!r}", ValueError)
-        parameters = self._reader.options.parameters
-        static = argument_positions(parameters.static[0], len(parameters.names), "static_argnums")
-        ins, outs = self._signature.tree, self.results.tree
-        count = len(ins.children()[0].children())
-        names = [n for i, n in enumerate(parameters.names) if i not in static]
-        names += [f"argument_{i}" for i in range(len(names), count)]
-        text, arrays = emit(self._executable, names[:count], ins, outs, self.holding.shapes)
+        text, arrays = emit(self.holding)
         if path is not None:
             if arrays:
                 data: Any = io.BytesIO()
