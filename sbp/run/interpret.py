@@ -190,25 +190,6 @@ class Stacks:
         others = {*block.outputs, *(s for i, n, s in reads if (i, n) not in sliced)}
         self.registers = frozenset(r for r in made.difference(others) if r.value in kept)
 
-    def inputs(self, loop: Loop, values: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
-        """The inputs of a scan's body, each in its own shape.
-
-        Arguments:
-          loop: the scan.
-          values: the inputs, with slices of the stacks as they are held.
-          shapes: of the inputs.
-        """
-        narrow = {
-            position
-            for entry in interface_of(loop.node).entering("slice")
-            if loop.ins[entry.operand] in self.registers
-            for _, position in entry.inputs
-        }
-        return [
-            x.reshape(shapes[position]) if position in narrow else x
-            for position, x in enumerate(values)
-        ]
-
     def outputs(self, loop: Loop, values: Sequence[Any]) -> list[Any]:
         """The outputs of a scan's body, with those that are stacked as they are held."""
         narrow = {
@@ -598,7 +579,11 @@ class Interpreter:
             if stacks is None:
                 return self.block(block, values, kept)
             shapes = [self.local(self.graph.avals[r.value].shape, r.codes) for r in block.inputs]
-            values = stacks.inputs(instruction, values, shapes)
+            # A slice of a stack is a matrix.
+            values = [
+                x if np.shape(x) == shape else x.reshape(shape)
+                for x, shape in zip(values, shapes, strict=True)
+            ]
             return stacks.outputs(instruction, self.block(block, values, kept))
 
         self.scope = node.scope
