@@ -68,7 +68,7 @@ def main() -> None:
         names: dict[str, Any] = {"__file__": sys.argv[0]}
         with mock.patch.object(jax, "make_mesh", AbstractMesh):
             exec(compile(text, name, "exec"), names)
-        shapes = plan.holding.shapes
+        shapes = plan._executable.shapes
         platform = plan.program.mesh.hardware.platform
         mine, theirs = (
             Counter(operations(jax.make_jaxpr(run)(*shapes), platform))

@@ -81,7 +81,7 @@ def emit(holding: Holding) -> tuple[str, dict[str, Any]]:
     own = free_name(executable.name, writer.module)
     writer.module.add(own)
     config: Any = jax.config
-    is_wide, closed = program.graph.has_64_bits(), executable.traced(writer, holding.shapes)
+    is_wide, closed = program.graph.has_64_bits(), executable.traced(writer)
     with jax.default_matmul_precision(None), jax.enable_x64(is_wide or config.jax_enable_x64):
         flat = writer.function(closed, f"{own}_of_arrays", names=program.graph.input_names)
     donated = tuple(executable.options["donate_argnums"])
@@ -123,7 +123,7 @@ def emit(holding: Holding) -> tuple[str, dict[str, Any]]:
     used = [line for needs, line in _IMPORTS if any(w.startswith(needs) for w in words)]
     head = _HEAD.format(
         name=own,
-        arguments=text_of(tuple(f"{s.dtype}{[*map(int, s.shape)]}" for s in holding.shapes)),
+        arguments=text_of(tuple(f"{s.dtype}{[*map(int, s.shape)]}" for s in executable.shapes)),
         version=VERSION,
         mesh=str(mesh).replace("\\", "\\\\"),
         platform=mesh.hardware.platform,

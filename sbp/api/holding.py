@@ -73,25 +73,6 @@ class Holding:
             for s in self.executable.in_shardings
         ]
 
-    def shape(self, position: int) -> tuple[int, ...]:
-        """The shape of the array that the program takes for an argument: that of a `Partial` with
-        its leading dims, that of a `Padded` with padding."""
-        if position in self.inputs:
-            return self.paddings[position].padded_shape
-        leaf = self.signature.leaves[position]
-        sizes = _part_sizes(leaf.partial, self.executable.mesh)
-        return (*(n for n in sizes if n > 1), *leaf.aval.shape)
-
-    @functools.cached_property
-    def shapes(self) -> list[jax.ShapeDtypeStruct]:
-        """The flat arguments of the compiled program."""
-        return [
-            jax.ShapeDtypeStruct(self.shape(i), leaf.aval.dtype, sharding=sharding)
-            for i, (leaf, sharding) in enumerate(
-                zip(self.signature.leaves, self.executable.in_shardings, strict=True)
-            )
-        ]
-
     def is_direct(self, leaves: Sequence[Any]) -> bool:
         """Whether the leaves of arguments, as JAX flattens them, are what the program takes."""
         return not any(
@@ -119,8 +100,8 @@ class Holding:
             array: Any = x
             source = x.parts if isinstance(x, Padded) else x
             if isinstance(x, Partial):  # on a mesh axis of size 1, the one part is the value
-                same = x.parts.shape == self.shape(i)
-                array = x.parts if same else x.parts.reshape(self.shape(i))
+                shape = self.executable.shapes[i].shape
+                array = x.parts if x.parts.shape == shape else x.parts.reshape(shape)
             elif isinstance(x, Padded) and self._is_here(x, i):
                 array = source
                 whole.add(i)

@@ -232,9 +232,7 @@ class Plan:
         """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO. What it
         compiles to is called as the function is, without static arguments. On an abstract mesh it
         has `.as_text()` and does not compile."""
-        return _jax.with_structures(
-            self._executable.lower(self.holding.shapes), *self.holding.structures()
-        )
+        return _jax.with_structures(self._executable.lower(), *self.holding.structures())
 
     @takes("Plan.report", skip=1, refine=FLAG)
     def report(self, *, refine: bool = False) -> Report:
@@ -378,7 +376,7 @@ class Plan:
         executable, platform = self._executable, self.program.mesh.hardware.platform
         platforms = (platform,) if isinstance(self._reader.mesh, AbstractMesh) else None
         ins, outs = self.holding.structures()
-        args, kwargs = jax.tree.unflatten(ins, self.holding.shapes)
+        args, kwargs = jax.tree.unflatten(ins, executable.shapes)
 
         def program(*args: Any, **kwargs: Any) -> Any:
             return jax.tree.unflatten(outs, executable.jitted(*jax.tree.leaves((args, kwargs))))
@@ -482,12 +480,12 @@ class Plan:
         if self._joint is not None:
             flat = self._joint.arguments(flat, whole)
         try:
-            outs = self._executable(flat, self.holding.shapes)
+            outs = self._executable(flat)
         except ValueError:
             moved = self._move(flat, moved_before)
             if moved is None:  # JAX complains of something else
                 raise
-            outs = self._executable(moved, self.holding.shapes)
+            outs = self._executable(moved)
         else:
             self._warn_moved(moved_before)
         return jax.tree.unflatten(self.results.tree, self.holding.results(outs))

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from sbp import _jax
 from sbp.errors import SbpError, refused
-from sbp.infer.space import Codes
+from sbp.infer.space import Codes, local_shape, parts_of
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program
 from sbp.plan.saved import digests
@@ -71,6 +71,24 @@ def _dims(codes: Codes, mesh: MeshSpec, ndim: int) -> list[Any]:
     return [tuple(name for name, _ in split_axes(codes, mesh, d)) or None for d in range(ndim)]
 
 
+def held_shape(shape: Sequence[int], codes: Codes, mesh: MeshSpec) -> tuple[int, ...]:
+    """The shape of the array that holds a value: a leading dim for each mesh axis on which the type
+    is P, then the dims of the value, in which the blocks of all devices have one length.
+
+    Arguments:
+      shape: shape of the value.
+      codes: its type.
+      mesh: the mesh.
+
+    >>> from sbp.machine.mesh import mesh_spec
+    >>> held_shape((15, 4), (1, -1), mesh_spec(AbstractMesh((2, 4), ("data", "model"))))
+    (4, 16, 4)
+    """
+    leading = (n for n, c in zip(mesh.sizes, codes, strict=True) if c < 0)
+    blocks, parts = local_shape(shape, codes, mesh.sizes), parts_of(codes, mesh.sizes)
+    return (*leading, *(length * parts.get(dim, 1) for dim, length in enumerate(blocks)))
+
+
 def place_array(x: Any, sharding: NamedSharding) -> jax.Array:
     """An array in a sharding. If each process has the whole array (a NumPy array, or an array on
     its own devices), the array must be equal in all processes. Then each process takes its part,
@@ -117,6 +135,9 @@ class Executable:
         its memory.
       options: of `jax.jit`: `donate_argnums`, by flat positions, `keep_unused` and
         `compiler_options`.
+
+    Attributes:
+      shapes: the flat arguments of the compiled program.
     """
 
     def __init__(
@@ -144,6 +165,11 @@ class Executable:
             NamedSharding(self.inner, s, memory_kind=kind)
             for s, kind in zip(in_specs, in_kinds, strict=True)
         )
+        self.shapes = [
+            jax.ShapeDtypeStruct(held_shape(aval.shape, r.codes, spec), aval.dtype, sharding=s)
+            for r, s in zip(program.block.inputs, self.in_shardings, strict=True)
+            for aval in [graph.avals[r.value]]
+        ]
         placed = [
             (s if own is None else own, kind)
             for s, (own, kind) in zip(out_specs, returned, strict=True)
@@ -158,7 +184,7 @@ class Executable:
             else self.out_shardings
         )
         self.jitted = jax.jit(
-            self._whole(name, in_specs, out_specs),
+            self._whole(in_specs, out_specs),
             in_shardings=self.in_shardings,
             out_shardings=leaving,
             **options,
@@ -174,7 +200,6 @@ class Executable:
 
     def _whole(
         self,
-        name: str,
         in_specs: Sequence[PartitionSpec],
         out_specs: tuple[PartitionSpec, ...],
         tracing: Tracing = Tracing(),  # noqa: B008, it has no state
@@ -182,7 +207,6 @@ class Executable:
         """The program as a function of flat global arrays.
 
         Arguments:
-          name: its name.
           in_specs, out_specs: as `jax.shard_map` takes them.
           tracing: as `Interpreter` takes it.
         """
@@ -234,7 +258,7 @@ class Executable:
             outs = mapped(*(flat[i] for i in passed))
             return tuple(map(_jax.with_weak_type, outs, weak))
 
-        return _jax.named_function(whole, name, graph.input_names)
+        return _jax.named_function(whole, self.name, graph.input_names)
 
     def _answer_inspections(self) -> None:
         """Gives each `jax.debug.inspect_array_sharding` the sharding of its value while the program
@@ -253,24 +277,19 @@ class Executable:
                     whole = tuple(max(c, 0) for c in codes)
                     inspection.callback(named_sharding(whole, mesh, self.mesh, ndim))
 
-    def traced(self, tracing: Tracing, shapes: Sequence[Any]) -> Any:
-        """The closed jaxpr of the program for flat `ShapeDtypeStruct`s.
-
-        Arguments:
-          tracing: as `Interpreter` takes it.
-          shapes: the arguments.
-        """
+    def traced(self, tracing: Tracing) -> Any:
+        """The closed jaxpr of the program; `tracing` as `Interpreter` takes it."""
         with _jax.without_context_mesh():
-            return jax.make_jaxpr(self._whole(self.name, *self._specs, tracing))(*shapes)
+            return jax.make_jaxpr(self._whole(*self._specs, tracing))(*self.shapes)
 
-    def lower(self, shapes: Sequence[Any]) -> Any:
-        """The `jax.stages.Lowered` of the program for flat `ShapeDtypeStruct`s; on an abstract
-        mesh, for the platform of its hardware."""
+    def lower(self) -> Any:
+        """The `jax.stages.Lowered` of the program; on an abstract mesh, for the platform of its
+        hardware."""
         with _jax.without_context_mesh():
             if isinstance(self.mesh, AbstractMesh):
                 platform = self.program.mesh.hardware.platform
-                return self.jitted.trace(*shapes).lower(lowering_platforms=(platform,))
-            return self.jitted.lower(*shapes)
+                return self.jitted.trace(*self.shapes).lower(lowering_platforms=(platform,))
+            return self.jitted.lower(*self.shapes)
 
     def placed(self, number: int, x: Any) -> Any:
         """An argument with the sharding and the layout in memory that the program takes."""
@@ -281,13 +300,9 @@ class Executable:
                 x = jax.device_put(x, Format(layout, x.sharding))
         return x if x.sharding.is_equivalent_to(sharding, x.ndim) else place_array(x, sharding)
 
-    def __call__(self, flat: Sequence[Any], shapes: Sequence[Any]) -> tuple[Any, ...]:
+    def __call__(self, flat: Sequence[Any]) -> tuple[Any, ...]:
         """Runs on flat arguments. The program is compiled once, for `in_shardings`: `jax.jit`
         compiles for arrays on no mesh, and again for arrays on the mesh.
-
-        Arguments:
-          flat: the arguments.
-          shapes: their `ShapeDtypeStruct`s.
 
         Raises:
           ValueError: for an argument with another sharding or layout.
@@ -301,7 +316,7 @@ class Executable:
         if _jax.needs_jit():
             run = self.jitted
         else:
-            self._compiled = run = self._compiled or self.lower(shapes).compile()
+            self._compiled = run = self._compiled or self.lower().compile()
         is_free = jax.sharding.get_abstract_mesh().empty
         with nullcontext() if is_free else _jax.without_context_mesh():
             outs = run(*flat)

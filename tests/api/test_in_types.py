@@ -380,7 +380,7 @@ def test_what_is_moved_is_found_by_shardings(monkeypatch):
         np.testing.assert_array_equal(fn(elsewhere), SQUARE * 2)
     calls = []
 
-    def refuse(executable, flat, shapes):
+    def refuse(executable, flat):
         calls.append(flat)
         raise ValueError("incompatible devices, committed to another sharding")
 

@@ -55,7 +55,7 @@ def assert_same_program(plan: Any, args: Any, *, compiled: bool = True) -> None:
             got, want = jax.random.key_data(got), jax.random.key_data(want)
         np.testing.assert_array_equal(got, want, strict=True)
     if compiled:
-        assert sent(run.lower(*plan.holding.shapes)) == sent(plan.lower())
+        assert sent(run.lower(*plan._executable.shapes)) == sent(plan.lower())
 
 
 @pytest.mark.parametrize("shape", [(8,), (2, 4), (2, 2, 2)], ids=["8", "2x4", "2x2x2"])
@@ -250,7 +250,7 @@ def test_a_scan_for_tpu_is_readable_and_the_same_program():
     with mock.patch.object(jax, "make_mesh", jax.sharding.AbstractMesh):
         exec(compile(text, "layers", "exec"), names)
     mine, plans = (
-        Counter(operations(jax.make_jaxpr(run)(*plan.holding.shapes), "tpu"))
+        Counter(operations(jax.make_jaxpr(run)(*plan._executable.shapes), "tpu"))
         for run in (names["run"], plan._executable.jitted)
     )
     assert mine == plans and any(name.startswith("while") for name in mine)
