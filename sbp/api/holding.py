@@ -52,11 +52,6 @@ class Holding:
         }
 
     @functools.cached_property
-    def paddings(self) -> dict[int, Padding]:
-        """The blocks of the arguments that are held padded, which each call asks for."""
-        return {i: padding_of(x) for i, x in self.inputs.items()}
-
-    @functools.cached_property
     def outputs(self) -> dict[int, Padded]:
         """The results that are held padded, without their parts."""
         types, leaves = self.executable.program.output_types, self.returned.leaves
@@ -109,7 +104,7 @@ class Holding:
             elif isinstance(x, Padded) or (
                 i in self.inputs
                 and not isinstance(x, jax.ShapeDtypeStruct)
-                and tuple(np.shape(x)) != self.paddings[i].padded_shape
+                and tuple(np.shape(x)) != self.executable.shapes[i].shape
             ):
                 if isinstance(source, jax.Array) and source.committed:
                     moved.append(self.signature.leaves[i].name)
@@ -118,9 +113,11 @@ class Holding:
                 if isinstance(x, Padded):
                     array = x.full() if isinstance(source, jax.Array) else np.asarray(x)
                 if i in self.inputs and isinstance(array, jax.Array):
-                    array = padded_parts(array, self.paddings[i], self.executable.in_shardings[i])
+                    array = padded_parts(
+                        array, padding_of(self.inputs[i]), self.executable.in_shardings[i]
+                    )
                 elif i in self.inputs:  # it is placed with the other NumPy arrays
-                    array = self.paddings[i].pad(np.asarray(array))
+                    array = padding_of(self.inputs[i]).pad(np.asarray(array))
             flat.append(array)
         return flat, frozenset(whole), tuple(moved)
 
@@ -135,9 +132,9 @@ class Holding:
         Raises:
           SbpError: `bad-argument` for an argument of another shape or dtype.
         """
-        leaf = self.signature.leaves[position]
+        leaf, program = self.signature.leaves[position], self.executable.program
         aval, name = leaf.aval, f"input {leaf.name}"
-        sharding, held = self.users_shardings[position], self.paddings.get(position)
+        sharding, held = self.users_shardings[position], self.inputs.get(position)
         if isinstance(x, Padded):
             x = x.parts if self._is_here(x, position) else x.full()
         if isinstance(x, jax.ShapeDtypeStruct):
@@ -149,19 +146,14 @@ class Holding:
                 f"{name} is {shape_of(x, name).dtype}, but the plan takes {aval.dtype}; convert it",
                 TypeError,
             )
-        if held is not None and tuple(np.shape(x)) == held.padded_shape:
+        padding = Padding.of(aval.shape, program.input_types[position], program.mesh.axes)
+        if tuple(np.shape(x)) == padding.padded_shape:  # of what is not padded, the whole
             parts = place_array(x, sharding)
-        elif tuple(np.shape(x)) == tuple(aval.shape):
-            parts = padded_parts(x, held, sharding) if held else place_array(x, sharding)
+        elif tuple(np.shape(x)) == padding.shape:
+            parts = padded_parts(x, padding, sharding)
         else:
-            t = self.executable.program.input_types[position]
-            parts = of_process(
-                x,
-                held or Padding.of(aval.shape, t, self.executable.program.mesh.axes),
-                sharding,
-                name,
-            )
-        return with_parts(self.inputs[position], parts) if held else parts
+            parts = of_process(x, padding, sharding, name)
+        return with_parts(held, parts) if held is not None else parts
 
     def results(self, outs: Sequence[Any]) -> list[Any]:
         """The flat results as the user gets them."""
