@@ -47,7 +47,7 @@ from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, takes
 from sbp.plan.certificate import certificate
 from sbp.plan.fit import fit
 from sbp.plan.program import Cost, Program
-from sbp.plan.saved import SavedPlan, load_program, path_of, write_file
+from sbp.plan.saved import SavedPlan, load_program, path_of, read_file, write_file
 from sbp.report.answers import Comparison, Explanation, comparison, explanation
 from sbp.report.facts import inputs, outputs, strategy
 from sbp.report.flows import ProgramFlows
@@ -615,21 +615,18 @@ def assert_plan_unchanged(
     ...         print([line for line in str(error).splitlines() if line.startswith("-input")])
     ['-input x: f32[8,8] data:S(0)']
     """
-    path, text = Path(path_of(file, "file")), "\n".join(_lines(plan)) + "\n"
+    path, text = path_of(file, "file"), "\n".join(_lines(plan)) + "\n"
     if update or os.environ.get(UPDATE) == "1":
         return write_file(path, text.encode())
     how = f"run the test once with {UPDATE}=1, look at the file, and keep it"
-    try:
-        kept = path.read_text("utf-8")
-    except FileNotFoundError:
-        raise AssertionError(f"{path} is missing: {how}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SbpError(f"cannot read {path}: {error}; {how}", code="saved-plan") from None
+    if not os.path.exists(path):
+        raise AssertionError(f"{path} is missing: {how}")
+    kept = read_file(path, how)
     if not kept.startswith(_HEAD):
         raise SbpError(f"{path} is not a file of assert_plan_unchanged: {how}", code="saved-plan")
     if kept != text:
         said = difflib.unified_diff(
-            kept.splitlines(), text.splitlines(), str(path), "this plan", lineterm="", n=1
+            kept.splitlines(), text.splitlines(), path, "this plan", lineterm="", n=1
         )
         raise AssertionError(
             "\n".join(["the plan has changed:", *said, f"Where that is meant, {how}"])

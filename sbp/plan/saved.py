@@ -345,7 +345,7 @@ def load_program(paths: tuple[str, ...], request: Request) -> Program:
         program, mesh, version or option, or does not hold.
     """
     # All are read: one that is missing is refused wherever it stands.
-    texts = [*map(_read_file, paths)]
+    texts = [read_file(path, "write it with plan.save(path)") for path in paths]
     wrong: list[SbpError] = []
     for text in texts:
         try:
@@ -369,8 +369,8 @@ def load_program(paths: tuple[str, ...], request: Request) -> Program:
     ) from error
 
 
-def _read_file(path: str) -> str:
-    """The text of a file.
+def read_file(path: str, advice: str) -> str:
+    """The text of a file. The error for one that cannot be read ends in advice.
 
     Raises:
       SbpError: `saved-plan` where it cannot be read.
@@ -379,9 +379,7 @@ def _read_file(path: str) -> str:
         return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SbpError(
-            f"cannot read {show(path)}: {why}; write it with plan.save(path)", code="saved-plan"
-        ) from error
+        raise SbpError(f"cannot read {show(path)}: {why}; {advice}", code="saved-plan") from error
 
 
 def write_file(path: Any, data: bytes) -> None:
