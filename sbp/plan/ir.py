@@ -115,14 +115,12 @@ class Loop:
       ins: operands in the types in which the blocks take them.
       outs: results.
       blocks: the bodies, in the order of the node's regions.
-      trips: how often each body runs when the node runs once; 1 for branches.
     """
 
     node: Node
     ins: tuple[Source, ...]
     outs: tuple[Register, ...]
     blocks: "tuple[Block, ...]"
-    trips: int
 
 
 Instruction = Apply | Box | Loop
@@ -160,7 +158,9 @@ def walk(
         if isinstance(instruction, Loop):
             for number, inner in enumerate(instruction.blocks):
                 yield from walk(
-                    inner, trips * instruction.trips, (*regions, (instruction.node, number))
+                    inner,
+                    trips * trips_of(instruction.node),
+                    (*regions, (instruction.node, number)),
                 )
         else:
             yield instruction, trips, regions, block
@@ -249,9 +249,7 @@ class _Lowering:
                     self.block(region, ("result", node.id, number))
                     for number, region in enumerate(node.regions)
                 )
-                written.append(
-                    Loop(node=node, ins=ins, outs=outs, blocks=blocks, trips=trips_of(node))
-                )
+                written.append(Loop(node=node, ins=ins, outs=outs, blocks=blocks))
             else:
                 written.append(
                     Apply(

@@ -9,7 +9,7 @@ import numpy as np
 
 from sbp import _jax
 from sbp.annotations import annotate_p
-from sbp.errors import ArgumentTypeError, Span, position_text
+from sbp.errors import ArgumentTypeError, Span, counted, position_text
 from sbp.infer.cost import late_values, step_sends, step_stages
 from sbp.infer.request import Request
 from sbp.infer.space import Codes, Step, decode, local_shape, to_type
@@ -41,7 +41,7 @@ from sbp.trace.collectives import (
     mesh_sizes,
     names_of,
 )
-from sbp.trace.graph import CONTROL_FLOW, Constant, Graph, Node, Operand, amount
+from sbp.trace.graph import CONTROL_FLOW, Constant, Graph, Node, Operand, amount, trips_of
 from sbp.types import NdSbp
 
 
@@ -379,7 +379,7 @@ class _Writer:
             results += " = " if results else ""
             where = node_place(node)
             if isinstance(instruction, Loop):
-                trips = "1 trip" if instruction.trips == 1 else f"{instruction.trips} trips"
+                trips = counted(trips_of(node), "trip")
                 yield f"{indent}{results}{node.op}({operands})  {trips}  # {where}"
                 for inner in instruction.blocks:
                     yield indent + "{"

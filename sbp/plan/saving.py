@@ -21,7 +21,7 @@ from sbp.infer.space import Codes, local_bytes, stack
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
 from sbp.signatures import traits_of
-from sbp.trace.graph import SAME, SCAN, Constant, Graph, Node, Operand, interface_of
+from sbp.trace.graph import SAME, SCAN, Constant, Graph, Node, Operand, interface_of, trips_of
 from sbp.trace.slices import without_unread
 
 # ---- value numbering ----------------------------------------------------------------------------
@@ -271,11 +271,11 @@ class _Search:
         value, where = self.made.get(
             (self.numbers.of(register.value), register.codes), (register.value, None)
         )
-        trips = loop.trips if loop else 1
+        trips = trips_of(loop.node) if loop else 1
         if (
             value == register.value
             or (where is None) != (loop is None)
-            or (where and loop and (where is loop or where.trips != trips))
+            or (where and loop and (where is loop or trips_of(where.node) != trips))
             # Two equal forward values in one block may have two pins on purpose. Recomputed values
             # have the pins of the forward pass.
             or (loop is None and (box.reader is None or not box.reader.backward))
