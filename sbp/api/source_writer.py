@@ -20,7 +20,7 @@ from sbp.errors import bytes_text
 from sbp.explain.names import Names
 from sbp.infer.space import Codes, to_type
 from sbp.plan.ir import Apply, Box, Instruction, Loop
-from sbp.plan.program import Program, place
+from sbp.plan.program import Program, place, reader_text
 from sbp.run.interpret import Tracing, scan_in_place
 from sbp.signatures.expressions import (
     LITERAL_ELEMENTS,
@@ -450,13 +450,9 @@ class SourceWriter(Tracing):
         which operation."""
         if isinstance(instruction, Box):
             ends, sent = (instruction.source, instruction.target), instruction.bytes_sent
-            types, where = " -> ".join(self.type(r.codes) for r in ends), "for the result"
-            if reader := instruction.reader:
-                is_pin = reader.op == annotate_p.name and reader.span is None
-                name = (
-                    "in_types or out_types" if is_pin else f"{reader.name} {self.line_of(reader)}"
-                )
-                where = f"for {name}"
+            types, reader = " -> ".join(self.type(r.codes) for r in ends), instruction.reader
+            needed = reader_text(reader, self.line_of(reader)) if reader else "the result"
+            where = f"for {needed}"
         else:
             types = ", ".join(dict.fromkeys(self.type(r.codes) for r in instruction.outs))
             sent = instruction.bytes_sent if isinstance(instruction, Apply) else 0.0

@@ -310,6 +310,13 @@ def node_place(node: Node) -> str:
     )
 
 
+def reader_text(reader: Node, where: str) -> str:
+    """The reader of a conversion as a phrase, with its place; the pin of an argument or a result
+    has none."""
+    is_given = reader.op == annotate_p.name and reader.span is None
+    return "in_types or out_types" if is_given else f"{reader.name} {where}"
+
+
 def shape_text(aval: Any, codes: Codes | None = None, sizes: Sequence[int] = ()) -> str:
     """Dtype and shape in short form, such as `f32[8,16]`; `f32<host>[8,16]` in host memory.
 
@@ -397,11 +404,7 @@ class _Writer:
     def conversions(self, box: Box) -> Iterator[str]:
         """A line for each step of a conversion: a collective, or a local slice, mask or pad."""
         reader = box.reader
-        comment = "needed at the end"
-        if reader is not None:
-            pin = reader.op == annotate_p.name and reader.span is None
-            needed = "in_types or out_types" if pin else f"{reader.name} {node_place(reader)}"
-            comment = f"needed by {needed}"
+        needed = f"by {reader_text(reader, node_place(reader))}" if reader else "at the end"
         operand = self.operand(box.source)
         for step in box.steps:
             register = Register(box.target.value, step.target)
@@ -410,7 +413,7 @@ class _Writer:
             how = "; ".join((axes, *_ways(step, stages)))
             sent = _figure(float(step.bytes_sent))
             result = self.define(register, shape=False)
-            yield f"{result} = {step.kind}[{how}]({operand})  {sent} B  # {comment}"
+            yield f"{result} = {step.kind}[{how}]({operand})  {sent} B  # needed {needed}"
             operand = self.names[register]
 
 
