@@ -149,8 +149,6 @@ class Holding:
         padding = Padding.of(aval.shape, program.input_types[position], program.mesh.axes)
         if tuple(np.shape(x)) == padding.padded_shape:  # of what is not padded, the whole
             parts = place_array(x, sharding)
-        elif tuple(np.shape(x)) == padding.shape:
-            parts = padded_parts(x, padding, sharding)
         else:
             parts = of_process(x, padding, sharding, name)
         return with_parts(held, parts) if held is not None else parts

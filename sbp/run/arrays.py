@@ -352,18 +352,21 @@ class Padding:
 
 
 def of_process(x: Any, padding: Padding, sharding: NamedSharding, name: str) -> jax.Array:
-    """The global array, padded, from this process's part. Nothing is sent.
+    """The global array, padded, from the whole or from this process's part, of which nothing
+    is sent.
 
     Arguments:
-      x: the part: the elements of the true shape that the devices of this process hold, blocks in
-        ascending order along each dim, without padding.
+      x: the array of the true shape, or the part: the elements that the devices of this process
+        hold, blocks in ascending order along each dim, without padding.
       padding: the blocks of the whole.
       sharding: the sharding of the padded shape.
       name: the name of the argument, for errors.
 
     Raises:
-      SbpError: `bad-argument` for a part of another shape.
+      SbpError: `bad-argument` for an array of neither shape.
     """
+    if tuple(np.shape(x)) == padding.shape:
+        return padded_parts(x, padding, sharding)
     sizes = padding.block_shape
     # For each dim, the blocks that devices of this process hold, in ascending order.
     held = sharding.addressable_devices_indices_map(padding.padded_shape).values()
@@ -494,8 +497,6 @@ class Padded(_InParts):
                 " jax.ShapeDtypeStruct in place of the array",
                 code="abstract-mesh",
             )
-        elif tuple(x.shape) == whole:
-            parts = padded_parts(x, padding, sharding)
         else:
             parts = of_process(x, padding, sharding, "Padded.of")
         return _made(parts, whole, t, axes)
