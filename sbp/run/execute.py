@@ -211,8 +211,7 @@ class Executable:
           tracing: as `Interpreter` takes it.
         """
         program, graph = self.program, self.program.graph
-        kept = graph.avals.keys() - program.request.graph.avals.keys()
-        interpreter = Interpreter(program.typing, frozenset(kept), tracing)
+        interpreter = Interpreter(program.typing, tracing)
         in_codes = [r.codes for r in program.block.inputs]
         out_codes = program.typing.outputs
         # XLA refuses a region whose operands have no elements. Such operands are made inside.

@@ -182,7 +182,7 @@ class Stacks:
         have.
     """
 
-    def __init__(self, block: Block, kept: frozenset[int]) -> None:
+    def __init__(self, block: Block, kept: Set[int]) -> None:
         loops = [(i, interface_of(i.node)) for i in block.instructions if isinstance(i, Loop)]
         made = {i.outs[e.result] for i, at in loops for e in at.exits if e.kind == "stacked"}
         sliced = {(i, e.operand) for i, at in loops for e in at.entering("slice")}
@@ -399,15 +399,15 @@ class Interpreter:
 
     Arguments:
       typing: the types of the program, for shapes and the mesh.
-      kept: the values that the plan stacks for the backward pass and the user's program does not.
       tracing: how instructions and scans are traced.
     """
 
-    def __init__(self, typing: Typing, kept: frozenset[int], tracing: Tracing) -> None:
+    def __init__(self, typing: Typing, tracing: Tracing) -> None:
         self.tracing = tracing
         self.graph, self.mesh = typing.graph, typing.mesh
         self.memory = DeviceMemory(typing, in_host=False)
-        self.kept = kept
+        # What the plan stacks for the backward pass and the user's program does not.
+        self.kept = typing.graph.avals.keys() - typing.request.graph.avals.keys()
         self.stacks: Stacks | None = None
         self.rows: frozenset[Register] = frozenset()  # what is laid out row by row
         self.scope = ""  # the name stack of the region that runs
