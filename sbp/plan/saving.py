@@ -33,15 +33,16 @@ from sbp.trace.slices import without_unread
 
 
 class Numbering:
-    """A number for each value. Values with one number are equal; inside loops they are equal at the
-    same index of the loops' stacked operands."""
+    """A number for each value of a program. Values with one number are equal; inside loops they are
+    equal at the same index of the loops' stacked operands."""
 
-    def __init__(self) -> None:
+    def __init__(self, graph: Graph) -> None:
         self._known: dict[Any, int] = {}
         self._of: dict[int, int] = {}
         self._keys: dict[int, tuple[Any, ...]] = {}
         self._keep: list[Any] = []
         self._inside: Any = None
+        self.enter(graph)
 
     def of(self, operand: Operand) -> Hashable:
         """The number of a value, or a key for a constant."""
@@ -127,8 +128,7 @@ def repeated_values(graph: Graph) -> tuple[frozenset[int], dict[int, int]]:
       The repeated values: those equal to an earlier one, and the values that gradients compute them
       from; and for each value with an equal one, the first included, the number of equal values.
     """
-    numbers = Numbering()
-    numbers.enter(graph)
+    numbers = Numbering(graph)
     alike: dict[tuple[Hashable, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     late = {o for node in graph.nodes if node.backward for o in node.inputs}
     for node in graph.nodes:
@@ -218,8 +218,7 @@ class _Search:
 
     def __init__(self, typing: Typing) -> None:
         self.typing, self.request = typing, typing.graph_request
-        self.numbers = Numbering()
-        self.numbers.enter(typing.graph)
+        self.numbers = Numbering(typing.graph)
         self.made: dict[tuple[Any, Codes], tuple[int, Loop | None]] = {}
         self.found: dict[tuple[int | None, int], Repeat] = {}
 
