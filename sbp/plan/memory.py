@@ -20,7 +20,7 @@ So the operands of the value stay in memory until its last reader has run. XLA s
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -185,7 +185,7 @@ class DeviceMemory:
           top: whether the block is the program, whose results are counted beside the moments.
         """
         kept = {s for s in block.outputs if isinstance(s, Register)}
-        stored, last, early = stored_values(block, self.avals, self.elements)
+        stored, last, early = stored_values(block, self)
         ends = group_by((r for r in last if r not in kept), last.__getitem__)
         live = 0.0
         sizes: dict[Register, float] = {}
@@ -287,17 +287,14 @@ def fuses_with_readers(op: str, sources: Sequence[Shape], results: Sequence[Shap
     )
 
 
-def stored_values(
-    block: Block, avals: Mapping[int, Any], elements: Callable[[Register], int]
-) -> Stored:
+def stored_values(block: Block, memory: DeviceMemory) -> Stored:
     """What of a block reaches memory.
 
     Arguments:
       block: the block.
-      avals: shapes of its values.
-      elements: gives the elements of a register on one device.
+      memory: one of a device's memories, for shapes.
     """
-    fusion = _Fusion(block, avals, elements)
+    fusion = _Fusion(block, memory)
     early: dict[int, list[Register]] = defaultdict(list)
     joined: dict[Instruction, int] = {}
     numbered = enumerate(block.instructions)
@@ -350,10 +347,11 @@ class _Fusion:
 
     Arguments:
       block: the block.
-      avals: shapes of its values.
-      elements: gives the elements of a register on one device.
+      memory: one of a device's memories, for shapes.
 
     Attributes:
+      elements: gives the elements of a register on one device.
+      avals: shapes of the values.
       fused: the instructions that XLA computes inside of their readers.
       passing: those whose results are their operands: barriers, and slices and paddings of a dim
         that is padded on the devices anyway.
@@ -367,14 +365,12 @@ class _Fusion:
       products: the values that a product continues into.
     """
 
-    def __init__(
-        self, block: Block, avals: Mapping[int, Any], elements: Callable[[Register], int]
-    ) -> None:
-        self.elements, self.avals = elements, avals
+    def __init__(self, block: Block, memory: DeviceMemory) -> None:
+        self.elements, self.avals = memory.elements, memory.avals
         self.found: set[Register] = set()
         self.costly: dict[Register, int] = {}
         self.products: set[Register] = set()
-        self.fused = {i for i in block.instructions if fuses(i, avals)}
+        self.fused = {i for i in block.instructions if fuses(i, self.avals)}
         self.kept = {s for s in block.outputs if isinstance(s, Register)}
         self.readers: dict[Register, dict[Instruction, None]] = defaultdict(dict)
         self.padded: set[Register] = set()
@@ -383,7 +379,7 @@ class _Fusion:
         self.one_hot = {
             i
             for i in block.instructions
-            if isinstance(i, Apply) and i.ins and i.ins[0] in computed and is_one_hot(i, avals)
+            if isinstance(i, Apply) and i.ins and i.ins[0] in computed and is_one_hot(i, self.avals)
         }
         for instruction in reversed(block.instructions):
             through = instruction in self.passing and instruction in self.fused

@@ -119,11 +119,10 @@ class LiveBytes:
     def __init__(self, program: Program) -> None:
         self.program, self.names = program, program.graph.input_names
         self.device, self.uses = DeviceMemory(program.typing, in_host=False), InputUses(program)
-        avals, elements = program.graph.avals, self.device.elements
         self.last: dict[Register, Phase] = {
             register: self.uses.phases.place(block.instructions[at])[1]
             for block in blocks(program.block)
-            for _, last, _ in [stored_values(block, avals, elements)]
+            for _, last, _ in [stored_values(block, self.device)]
             for register, at in last.items()
         }
         self.kind = functools.cache(self._kind)

@@ -255,7 +255,7 @@ def _values_before(
       loops: the positions of the loops.
     """
     size, outputs = memory.size, (s for s in block.outputs if isinstance(s, Register))
-    stored, last, _ = stored_values(block, memory.avals, memory.elements)
+    stored, last, _ = stored_values(block, memory)
     last = {**last, **dict.fromkeys(outputs, len(block.instructions))}
     readers = Counter(s for i in block.instructions for s in i.ins)
 
