@@ -29,7 +29,15 @@ from sbp.infer.space import from_type, is_even
 from sbp.kinds import is_whole, leaves_of, paths_of, show, takes_no_such_call
 from sbp.layout import FullySharded, PaddedType
 from sbp.machine.mesh import MeshSpec
-from sbp.run.arrays import Padded, Partial, axes_of, fits_on, held_padded, same_layout
+from sbp.run.arrays import (
+    Padded,
+    Partial,
+    axes_of,
+    fits_on,
+    held_padded,
+    part_sizes,
+    same_layout,
+)
 from sbp.source.editing import argument_span, constants_in
 from sbp.trace.places import HOST
 from sbp.types import Atom, B, Broadcast, NdSbp, Split, Unreduced
@@ -420,16 +428,14 @@ def with_arrival(leaf: Leaf, x: Any, mesh: Mesh | AbstractMesh) -> Leaf:
             " first"
         )
         raise refused(f"{what} {why}", ValueError, code="not-partial")
-    if isinstance(x, Partial):
-        sizes = tuple(size for n, size in axes_of(mesh) if isinstance(x.type.get(n), Unreduced))
-        if (lead := tuple(x.parts.shape[: x.rank])) != sizes:
-            raise refused(
-                f"{what} is a Partial of {x.type!r} with parts {lead}, which do not fit the mesh"
-                f" ({', '.join(f'{n}={size}' for n, size in axes_of(mesh))}); call its .reduce()"
-                " first",
-                ValueError,
-                code="not-partial",
-            )
+    if isinstance(x, Partial) and tuple(x.parts.shape[: x.rank]) != part_sizes(x.type, mesh):
+        raise refused(
+            f"{what} is a Partial of {x.type!r} with parts {tuple(x.parts.shape[: x.rank])}, which"
+            f" do not fit the mesh ({', '.join(f'{n}={size}' for n, size in axes_of(mesh))}); call"
+            " its .reduce() first",
+            ValueError,
+            code="not-partial",
+        )
     array = x.parts if isinstance(x, Partial | Padded) else x
     sharding = getattr(array, "sharding", None)
     has = own_kind(getattr(sharding, "memory_kind", None), mesh)

@@ -20,7 +20,7 @@ from sbp.run.arrays import (
     of_process,
     padded_parts,
     padding_of,
-    partial_axes,
+    part_sizes,
     same_layout,
     with_parts,
 )
@@ -158,7 +158,7 @@ class Holding:
         found = with_padded(self.outputs, outs)
         for position, (out, leaf) in enumerate(zip(outs, self.returned.leaves, strict=True)):
             if leaf.partial is not None:
-                sizes = _part_sizes(leaf.partial, self.executable.mesh)
+                sizes = part_sizes(leaf.partial, self.executable.mesh)
                 shape = (*sizes, *out.shape[sum(n > 1 for n in sizes) :])
                 found[position] = Partial(
                     out.reshape(shape) if 1 in sizes else out,
@@ -183,7 +183,7 @@ class Holding:
 
     def _node(self, leaf: Leaf, reduce_dtype: str | None) -> Any:
         """What stands in the structure of a call for an argument or result that is not padded."""
-        sizes = _part_sizes(leaf.partial, self.executable.mesh)
+        sizes = part_sizes(leaf.partial or NdSbp(), self.executable.mesh)
         known = leaf.partial, reduce_dtype, (*sizes, *leaf.aval.shape)
         return Partial.tree_unflatten(known, (0,)) if leaf.partial and 1 not in sizes else 0
 
@@ -210,7 +210,3 @@ def plain(tree: Any) -> Any:
         tree,
         is_leaf=is_held,
     )
-
-
-def _part_sizes(t: NdSbp | None, mesh: Any) -> list[int]:
-    return [] if t is None else [int(mesh.shape[axis]) for axis in partial_axes(t, mesh)]

@@ -190,9 +190,8 @@ class Partial(_InParts):
         mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
         if not isinstance(mesh, Mesh) or not set(self.type) <= set(mesh.axis_names):
             return None
-        sizes = tuple(mesh.shape[axis] for axis in partial_axes(self.type, mesh))
-        fits = sizes == self.parts.shape[: self.rank] and 0 not in self.parts.shape
-        return mesh if fits else None
+        shape, sizes = self.parts.shape, part_sizes(self.type, mesh)
+        return mesh if sizes == shape[: self.rank] and 0 not in shape else None
 
     def __repr__(self) -> str:
         how = f", reduce_dtype={self.reduce_dtype}" if self.reduce_dtype else ""
@@ -200,9 +199,9 @@ class Partial(_InParts):
         return f"Partial({parts}, {self.type!r}{how})"
 
 
-def partial_axes(t: NdSbp, mesh: Mesh) -> list[str]:
-    """The mesh axes on which a type is P, outer first."""
-    return [str(a) for a in mesh.axis_names if isinstance(t.get(str(a)), Unreduced)]
+def part_sizes(t: NdSbp, mesh: Mesh | AbstractMesh) -> tuple[int, ...]:
+    """The sizes of the mesh axes on which a type is P, outer first."""
+    return tuple(size for name, size in axes_of(mesh) if isinstance(t.get(name), Unreduced))
 
 
 def _on_mesh(partial: Partial, mesh: Mesh) -> jax.Array:
@@ -233,7 +232,7 @@ def _reducer(
       dtype: its dtype.
       reduce_dtype: as in `Partial`.
     """
-    spec, axes = mesh_spec(mesh), partial_axes(t, mesh)
+    spec, axes = mesh_spec(mesh), [n for n, _ in axes_of(mesh) if isinstance(t.get(n), Unreduced)]
     source = from_type(t, spec)
     target = tuple(max(c, 0) for c in source)
     forced, monoids = all_needs_of([source])
