@@ -57,12 +57,13 @@ def named_sharding(
     """
     unreduced = frozenset(name for name, c in zip(mesh.names, codes, strict=True) if c < 0)
     spec = PartitionSpec(*_dims(codes, mesh, ndim), unreduced=unreduced)
-    on = with_axis_types(users_mesh, AxisType.Explicit) if unreduced else users_mesh
+    on = own_mesh(users_mesh, AxisType.Explicit) if unreduced else users_mesh
     return NamedSharding(on, spec)
 
 
-def with_axis_types(mesh: Mesh | AbstractMesh, kind: AxisType) -> Mesh | AbstractMesh:
-    """A copy of a mesh whose axes are all of one kind."""
+def own_mesh(mesh: Mesh | AbstractMesh, kind: AxisType = AxisType.Auto) -> Mesh | AbstractMesh:
+    """A copy of the user's mesh whose axes are all of one kind: Auto to run a plan, since over
+    Explicit axes `shard_map` refuses arguments whose own shardings are not its specs."""
     return mesh.update(axis_types=(kind,) * len(mesh.axis_names))
 
 
@@ -115,12 +116,6 @@ def place_array(x: Any, sharding: NamedSharding) -> jax.Array:
 
 
 # ---- executables --------------------------------------------------------------------------------
-
-
-def own_mesh(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
-    """A copy of the user's mesh with Auto axes. Over Explicit axes `shard_map` refuses arguments
-    whose own shardings are not its specs."""
-    return with_axis_types(mesh, AxisType.Auto)
 
 
 class Executable:
