@@ -441,7 +441,6 @@ class Interpreter:
         """
         env: dict[Register, Any] = dict(zip(block.inputs, args, strict=True))
         late, early = late_casts(self.memory, block), computed_before(self.memory, block)
-        received = received_values(block)
 
         def read(source: Source) -> Any:
             return self.constant(source) if isinstance(source, ConstantRegister) else env[source]
@@ -469,7 +468,7 @@ class Interpreter:
                         return [in_rows(x) if in_order else x]
                 case Loop():
                     with self.at(instruction.node):
-                        return self.loop(instruction, list(args), received)
+                        return self.loop(instruction, list(args), received_values(block))
 
         for instruction in block.instructions:
             if isinstance(instruction, Loop) and instruction.node.id in early:
