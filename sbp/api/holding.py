@@ -137,8 +137,6 @@ class Holding:
         sharding, held = self.users_shardings[position], self.inputs.get(position)
         if isinstance(x, Padded):
             x = x.parts if self._is_here(x, position) else x.full()
-        if isinstance(x, jax.ShapeDtypeStruct):
-            raise refused(f"{name} is a ShapeDtypeStruct; pass an array", TypeError)
         if isinstance(x, Partial) or not (np.ndim(x) or isinstance(x, jax.Array)):
             return x  # a number of Python keeps its weak type
         if shape_of(x, name).dtype != aval.dtype:

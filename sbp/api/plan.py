@@ -223,7 +223,8 @@ class Plan:
             self._reader.options.parameters.static[0], len(args), "static_argnums"
         )
         self._signature.check_structure(signature)
-        refuse_taken(leaves, signature.names, ())
+        arrays = [x.parts if isinstance(x, Padded) else x for x in leaves]
+        refuse_taken(arrays, self._names, ())
         placed = [self.holding.placed(x, i) for i, x in enumerate(leaves)]
         held = iter(jax.tree.unflatten(signature.tree, placed)[0])
         return tuple(x if i in static else next(held) for i, x in enumerate(args))
