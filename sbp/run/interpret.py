@@ -169,7 +169,7 @@ def late_casts(memory: DeviceMemory, block: Block) -> frozenset[Register]:
 # TPU.
 
 
-class Stacks:
+def stacks_of_matrices(block: Block, kept: Set[int]) -> frozenset[Register]:
     """The stacks of a program that are held as stacks of matrices.
 
     The TPU compiler lays out an array whose dim before the last is short in tiles of few rows, of
@@ -181,23 +181,22 @@ class Stacks:
       kept: the values that the plan stacks for a later loop and that the user's program does not
         have.
     """
+    loops = [(i, interface_of(i.node)) for i in block.instructions if isinstance(i, Loop)]
+    made = {i.outs[e.result] for i, at in loops for e in at.exits if e.kind == "stacked"}
+    sliced = {(i, e.operand) for i, at in loops for e in at.entering("slice")}
+    reads = ((i, n, s) for i in block.instructions for n, s in enumerate(i.ins))
+    others = {*block.outputs, *(s for i, n, s in reads if (i, n) not in sliced)}
+    return frozenset(r for r in made.difference(others) if r.value in kept)
 
-    def __init__(self, block: Block, kept: Set[int]) -> None:
-        loops = [(i, interface_of(i.node)) for i in block.instructions if isinstance(i, Loop)]
-        made = {i.outs[e.result] for i, at in loops for e in at.exits if e.kind == "stacked"}
-        sliced = {(i, e.operand) for i, at in loops for e in at.entering("slice")}
-        reads = ((i, n, s) for i in block.instructions for n, s in enumerate(i.ins))
-        others = {*block.outputs, *(s for i, n, s in reads if (i, n) not in sliced)}
-        self.registers = frozenset(r for r in made.difference(others) if r.value in kept)
 
-    def outputs(self, loop: Loop, values: Sequence[Any]) -> list[Any]:
-        """The outputs of a scan's body, with those that are stacked as they are held."""
-        narrow = {
-            e.output
-            for e in interface_of(loop.node).leaving(0)
-            if e.kind == "stacked" and loop.outs[e.result] in self.registers
-        }
-        return [_matrix(x) if n in narrow else x for n, x in enumerate(values)]
+def _with_matrices(loop: Loop, values: Sequence[Any], stacks: Set[Register]) -> list[Any]:
+    """The outputs of a scan's body, where those that go into stacks of matrices are matrices."""
+    narrow = {
+        e.output
+        for e in interface_of(loop.node).leaving(0)
+        if e.kind == "stacked" and loop.outs[e.result] in stacks
+    }
+    return [_matrix(x) if n in narrow else x for n, x in enumerate(values)]
 
 
 def _matrix(x: Any) -> Any:
@@ -408,7 +407,7 @@ class Interpreter:
         self.memory = DeviceMemory(typing, in_host=False)
         # What the plan stacks for the backward pass and the user's program does not.
         self.kept = typing.graph.avals.keys() - typing.request.graph.avals.keys()
-        self.stacks: Stacks | None = None
+        self.stacks: frozenset[Register] = frozenset()  # what is held as stacks of matrices
         self.rows: frozenset[Register] = frozenset()  # what is laid out row by row
         self.scope = ""  # the name stack of the region that runs
         self.loops = 0  # how many loops are around it
@@ -425,8 +424,7 @@ class Interpreter:
         """Runs the whole program on the shards of its arguments; returns those of its results."""
         if self.mesh.hardware.platform == "tpu":
             self.rows = meets_arguments(self.graph, block)
-            if self.kept:
-                self.stacks = Stacks(block, self.kept)
+            self.stacks = stacks_of_matrices(block, self.kept)
         return self.block(block, args)
 
     def block(
@@ -568,14 +566,13 @@ class Interpreter:
           received: the values around it that come from a collective.
         """
         node, blocks, outer = instruction.node, instruction.blocks, self.scope
-        stacks = self.stacks if node.op == SCAN else None
         on_tpu, is_outermost = self.mesh.hardware.platform == "tpu", not self.loops
 
         def run(region: int, values: Sequence[Any]) -> list[Any]:
             block, kept = blocks[region], frozenset[Register]()
             if on_tpu and is_outermost:
                 kept = kept_casts(self.graph, instruction, region, received)
-            if stacks is None:
+            if node.op != SCAN or not self.stacks:
                 return self.block(block, values, kept)
             shapes = [self.local(self.graph.avals[r.value].shape, r.codes) for r in block.inputs]
             # A slice of a stack is a matrix.
@@ -583,7 +580,7 @@ class Interpreter:
                 x if np.shape(x) == shape else x.reshape(shape)
                 for x, shape in zip(values, shapes, strict=True)
             ]
-            return stacks.outputs(instruction, self.block(block, values, kept))
+            return _with_matrices(instruction, self.block(block, values, kept), self.stacks)
 
         self.scope = node.scope
         self.loops += node.op in LOOPS
@@ -613,7 +610,6 @@ class Interpreter:
             jax.ShapeDtypeStruct(self.local(aval.shape, source.codes), aval.dtype)
             for aval, source in zip(avals, block.outputs, strict=True)
         ]
-        if self.stacks is not None:
-            stacks = self.stacks
-            made = jax.eval_shape(lambda *outs: stacks.outputs(loop, outs), *made)
+        if self.stacks:
+            made = jax.eval_shape(lambda *outs: _with_matrices(loop, outs, self.stacks), *made)
         return [(made[n].shape, made[n].dtype) for n in stacked]

@@ -16,7 +16,7 @@ from jax import lax
 import sbp
 from sbp.plan.ir import Loop
 from sbp.plan.memory import DeviceMemory
-from sbp.run.interpret import Stacks, computed_before, meets_arguments
+from sbp.run.interpret import computed_before, meets_arguments, stacks_of_matrices
 from tests.same import assert_close, assert_same_results
 
 BF16 = jnp.bfloat16
@@ -247,9 +247,9 @@ def test_stacks_that_fill_tiles_are_stacked_as_they_are(slots, hardware, whole):
 def test_a_stack_that_is_read_outside_of_loops_keeps_its_shape():
     program = planned_stack(FOUR, 2).program
     kept = program.graph.avals.keys() - program.request.graph.avals.keys()
-    (register,) = Stacks(program.block, frozenset(kept)).registers
+    (register,) = stacks_of_matrices(program.block, kept)
     returned = dataclasses.replace(program.block, outputs=(*program.block.outputs, register))
-    assert not Stacks(returned, frozenset(kept)).registers
+    assert not stacks_of_matrices(returned, kept)
 
 
 @pytest.mark.parametrize("devices", [4, 8])
