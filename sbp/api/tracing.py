@@ -52,8 +52,6 @@ def with_result_types(reader: CallReader, results: Leaves) -> Leaves:
       results: the results, of which nothing is asked yet.
     """
     spec, options = reader.spec, reader.options
-    if options.out_types is None:
-        return results
     names = options.out_option, "result"
     with about_option(names[0]):
         typed = broadcast_types(
