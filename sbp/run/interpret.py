@@ -322,14 +322,13 @@ def kept_casts(graph: Graph, loop: Loop, number: int, received: Set[Source]) -> 
       number: of the body among its blocks.
       received: the values around the loop that come from a collective.
     """
-    sliced = {
-        position
+    block = loop.blocks[number]
+    moved = {
+        block.inputs[position]
         for entry in interface_of(loop.node).entering("slice")
         for region, position in entry.inputs
         if region == number and loop.ins[entry.operand] not in received
     }
-    block = loop.blocks[number]
-    moved = {r for position, r in enumerate(block.inputs) if position in sliced}
     found: set[Register] = set()
     for instruction in block.instructions if moved else ():
         passed = zip(instruction.ins, instruction.outs, strict=False)
