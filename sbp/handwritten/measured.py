@@ -232,10 +232,9 @@ def bodies(graph: Graph) -> Iterator[Node]:
 
 
 # ---- faults -------------------------------------------------------------------------------------
-# A result of a region is wrong on a mesh axis where it has not the type that out_specs claim. Its
-# fault is found backwards: through values without a reading to the operation whose operands all
-# have one, or, for a result of another type than is claimed, to the operation that gave it this
-# type.
+# A result of a region is wrong on a mesh axis if it does not have the type that out_specs claim. sbp
+# looks for the fault backwards: through values without a reading to an operation whose operands all
+# have one, or, for a result of another type, to the operation that gave it this type.
 
 
 PMEAN = "lax.parallel.pmean"

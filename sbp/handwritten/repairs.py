@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from sbp import _jax
-from sbp.errors import OptionEdit, SourceEdit, Span
+from sbp.errors import OptionEdit, SourceEdit
 from sbp.handwritten.emulation import (
     function_of,
     inner_graphs,
@@ -33,7 +33,7 @@ from sbp.handwritten.emulation import (
     without,
 )
 from sbp.handwritten.measured import PMEAN, Fault, Finding
-from sbp.handwritten.sites import Site, Sites
+from sbp.handwritten.sites import CollectiveCall, Site, Sites
 from sbp.machine.mesh import MeshSpec
 from sbp.source.editing import (
     Edits,
@@ -42,17 +42,14 @@ from sbp.source.editing import (
     divide_by_sizes,
     in_order,
     into_call,
-    lax_in,
     sizes_text,
 )
 from sbp.source.reader import (
-    end_of,
     exact_text,
     expression_at,
     name_called,
     source_text,
     span_of,
-    start_of,
     users_span,
 )
 from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, SUMS, names_of
@@ -206,53 +203,6 @@ def put_through(site: Site, function: str, arguments: str) -> Edits:
 Variants = tuple[GraphEdit, ...]
 """One repair with its variants: a sum and a mean, where either may be meant. The first one that is
 right is offered."""
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveCall:
-    """A call of a collective in the source.
-
-    Arguments:
-      text: the call in words.
-      span: its place in the source.
-      call: the call.
-      nodes: all operations that the call made.
-    """
-
-    text: str
-    span: Span
-    call: ast.Call
-    nodes: tuple[Node, ...]
-
-    @property
-    def name(self) -> str:
-        """The collective that is called."""
-        return name_called(self.call)
-
-    def renamed(self, function: str) -> Edits:
-        """The edits that call another function of `jax.lax`."""
-        (lax, imports), at = lax_in(self.span.file), span_of(self.call.func, self.span.file)
-        return (SourceEdit(span=at, replacement=f"{lax}.{function}", imports=imports),)
-
-    def over(self, axes: tuple[str, ...]) -> Edits:
-        """The edits that run it over other mesh axes; none where it does not show its axes. Over
-        none, the operand replaces the call."""
-        args, file = self.call.args, self.span.file
-        if axes:
-            named = [k.value for k in self.call.keywords if k.arg == "axis_name"]
-            places = (span_of(e, file) for e in (*args[1:2], *named))
-            return tuple(SourceEdit(span=at, replacement=axes_text(axes)) for at in places)
-        if not args:
-            return ()
-        first, last = start_of(span_of(args[0], file)), end_of(span_of(args[0], file))
-        atomic = isinstance(args[0], ast.Name | ast.Call | ast.Attribute | ast.Subscript)
-        opening, closing = ("", "") if atomic else ("(", ")")
-        before = replace(start_of(self.span), end_line=first.line, end_column=first.column)
-        after = replace(end_of(self.span), line=last.line, column=last.column)
-        return (
-            SourceEdit(span=before, replacement=opening),
-            SourceEdit(span=after, replacement=closing),
-        )
 
 
 # ---- repairs ------------------------------------------------------------------------------------

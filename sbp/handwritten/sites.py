@@ -1,4 +1,5 @@
-"""The values of a user's expression in a traced program, for each call of its line.
+"""The values of a user's expression in a traced program, for each call of its line; and calls of
+collectives.
 
 An edit of a line changes all equations of that line: one for each call, and those of its gradient.
 An edit is tried on all equations that the line made. It is not tried where the line is
@@ -10,15 +11,17 @@ import ast
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
 
-from sbp.errors import Span
+from sbp.errors import SourceEdit, Span
 from sbp.handwritten.emulation import inner_graphs
 from sbp.signatures import traits_of
+from sbp.source.editing import Edits, axes_text, lax_in
 from sbp.source.reader import (
+    end_of,
     expression_at,
     name_called,
     names_at,
@@ -26,6 +29,7 @@ from sbp.source.reader import (
     position_of,
     source_text,
     span_of,
+    start_of,
     users_span,
 )
 from sbp.trace.collectives import SHARD_MAP, SUMS
@@ -62,6 +66,53 @@ def _graphs(
     for node in graph.nodes:
         for inner in inner_graphs(node):
             yield from _graphs(inner, *((node, None) if node.op == SHARD_MAP else (region, node)))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """A call of a collective in the source.
+
+    Arguments:
+      text: the call in words.
+      span: its place in the source.
+      call: the call.
+      nodes: all operations that the call made.
+    """
+
+    text: str
+    span: Span
+    call: ast.Call
+    nodes: tuple[Node, ...]
+
+    @property
+    def name(self) -> str:
+        """The collective that is called."""
+        return name_called(self.call)
+
+    def renamed(self, function: str) -> Edits:
+        """The edits that call another function of `jax.lax`."""
+        (lax, imports), at = lax_in(self.span.file), span_of(self.call.func, self.span.file)
+        return (SourceEdit(span=at, replacement=f"{lax}.{function}", imports=imports),)
+
+    def over(self, axes: tuple[str, ...]) -> Edits:
+        """The edits that run it over other mesh axes; none where it does not show its axes. Over
+        none, the operand replaces the call."""
+        args, file = self.call.args, self.span.file
+        if axes:
+            named = [k.value for k in self.call.keywords if k.arg == "axis_name"]
+            places = (span_of(e, file) for e in (*args[1:2], *named))
+            return tuple(SourceEdit(span=at, replacement=axes_text(axes)) for at in places)
+        if not args:
+            return ()
+        first, last = start_of(span_of(args[0], file)), end_of(span_of(args[0], file))
+        atomic = isinstance(args[0], ast.Name | ast.Call | ast.Attribute | ast.Subscript)
+        opening, closing = ("", "") if atomic else ("(", ")")
+        before = replace(start_of(self.span), end_line=first.line, end_column=first.column)
+        after = replace(end_of(self.span), line=last.line, column=last.column)
+        return (
+            SourceEdit(span=before, replacement=opening),
+            SourceEdit(span=after, replacement=closing),
+        )
 
 
 class Sites:
