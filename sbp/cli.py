@@ -133,6 +133,7 @@ def _completion(shell: str) -> str:
         ("signatures", "name"): {"choices": sorted(known_primitives()), **hidden},
         ("check", "target"): {"complete": shtab.FILE, **hidden},
         ("report", "target"): {"complete": shtab.FILE, **hidden},
+        ("emit", "target"): {"complete": shtab.FILE, **hidden},
     }
     for action in (a for parsers in parents.values() for p in parsers for a in p._actions):
         if action.dest in _PATHS:

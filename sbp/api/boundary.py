@@ -503,8 +503,10 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
             raise refused(f"input {name} {_no_array(x)}", TypeError)
     try:
         aval: Any = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+        kept = _jax.is_extended(aval.dtype)
+        dtype = aval.dtype if kept else jax.dtypes.canonicalize_dtype(aval.dtype)
         return jax.ShapeDtypeStruct(
-            aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False))
+            aval.shape, dtype, weak_type=bool(getattr(aval, "weak_type", False))
         )
     except (TypeError, AttributeError) as error:
         raise refused(f"input {name} {_no_array(x)}", TypeError) from error

@@ -66,6 +66,9 @@ def calibrate(given: argparse.Namespace) -> None:
     file = Path(given.output)
     checks = {
         f"the name of the file must end in .toml, got {file}": file.suffix != ".toml",
+        f"--devices must be at least 1, got {given.devices}": (
+            given.devices is not None and given.devices < 1
+        ),
         f"{file} exists; pass --force to replace it": os.path.exists(file) and not given.force,
         f"cannot write {file}: not a file in a folder": (
             os.path.isdir(file) or not os.path.isdir(file.absolute().parent)

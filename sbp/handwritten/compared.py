@@ -209,7 +209,8 @@ def _factor(
     # Of equal numbers, each is a multiple of the other.
     if not jnp.issubdtype(parts.dtype, jnp.inexact) or len(np.unique(abs(parts))) < 2:
         return None
-    sizes = ((max(k, 1 / k), k) for k in itertools.starmap(factor_of, pairs) if k)
+    factors = filter(None, itertools.starmap(factor_of, pairs))
+    sizes = ((max(k, 1 / k), k) for k in map(abs, factors))
     whole = ((size, k) for size, k in sizes if abs(size - round(size)) < TOLERANCE)
     return min(whole, key=lambda pair: pair[0], default=(1.0, None))[1]
 

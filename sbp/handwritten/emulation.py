@@ -292,7 +292,7 @@ def factor_of(got: np.ndarray, want: np.ndarray) -> float | None:
     if got.shape != want.shape or not want.size or not want.any():
         return None
     most = int(np.argmax(np.abs(want)))
-    factor = got.flat[most] / want.flat[most]
+    factor = (got.flat[most] / want.flat[most]).real
     same = np.isfinite(factor) and not differ(got, np.asarray(want * factor, want.dtype))
     return float(factor) if same else None
 

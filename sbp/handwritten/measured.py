@@ -50,8 +50,7 @@ class Reading(NamedTuple):
 
 Readings = frozenset[Reading]
 Types = Mapping[int, Readings]
-"""The readings of each value that the program has with one device as well; a value without any has
-lost its meaning."""
+"""The readings of the values that both runs have. A value without any has lost its meaning."""
 
 _POWERS = (0, 1, -1, 2, -2)
 
@@ -232,9 +231,9 @@ def bodies(graph: Graph) -> Iterator[Node]:
 
 
 # ---- faults -------------------------------------------------------------------------------------
-# A result of a region is wrong on a mesh axis if it does not have the type that out_specs claim. sbp
-# looks for the fault backwards: through values without a reading to an operation whose operands all
-# have one, or, for a result of another type, to the operation that gave it this type.
+# A result is wrong on a mesh axis if it does not have the type that out_specs claim. sbp looks for
+# the fault backwards: through values without a reading to an operation whose operands all have one,
+# or, for a result of another type, to the operation that gave it this type.
 
 
 PMEAN = "lax.parallel.pmean"
@@ -385,7 +384,8 @@ def region_findings(
             # Numbers on the way of a value that is off by a power of the number of devices.
             makers = body.makers(body.reached(operand)) if fault.kind in COUNTED else []
             made = lost is not None and fault.kind == "missing"
-            at_fault = fault.node.outputs if made else fault.node.inputs[fault.operand :]
+            first = 0 if body.over(fault.node) else fault.operand
+            at_fault = fault.node.outputs if made else fault.node.inputs[first:]
             parts = [at.readings(o) for o in ((operand,) if claimed else at_fault[:1])]
             yield Finding(
                 fault,

@@ -19,7 +19,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from sbp.errors import SbpInternalError
 from sbp.handwritten import arguments
@@ -593,7 +592,7 @@ class Comparisons:
                 other[k] = np.random.default_rng([i, k]).standard_normal(x.shape[1:])
                 after = run([*self.values[:i], other, *self.values[i + 1 :]]).results
                 changed = (np.atleast_1d(a != b) for a, b in zip(before, after, strict=True))
-                found.append([c.reshape(len(c), -1).any(1) for c in changed])
+                found.append([c.any(axis=tuple(range(1, c.ndim))) for c in changed])
         return [np.asarray(rows) for rows in zip(*found, strict=True)]
 
     def find_unreached(self) -> tuple[int, ...]:
@@ -640,12 +639,11 @@ def _sizes_of(graph: Graph, name: str, mesh: MeshSpec) -> WrittenSizes:
     """A mesh axis as the functions of a program may know it: by the lengths of one device's shards
     along dims that it splits, and by the pairs with which regions send values along it."""
     lengths = frozenset(
-        region.params["body"].aval(value).shape[d]
+        shape[d]
         for region in regions_of(graph)
         for value, spec in zip(region.params["body"].inputs, region.params["in_specs"], strict=True)
-        for d, axes in enumerate(
-            axes_by_dim(spec, len(spec), ()) if isinstance(spec, PartitionSpec) else ()
-        )
+        for shape in [region.params["body"].aval(value).shape]
+        for d, axes in enumerate(axes_by_dim(spec, len(shape), mesh.names))
         if name in axes
     )
     sent = [

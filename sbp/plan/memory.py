@@ -146,7 +146,8 @@ class DeviceMemory:
             case Loop():
                 return 0.0
             case Apply():
-                return instruction.scratch_bytes + self.copies(instruction)
+                own = 0.0 if self.in_host else instruction.scratch_bytes
+                return own + self.copies(instruction)
             case Box(source=source, target=target):
                 return self.size(source, copied=True) + self.size(target, copied=True)
 
