@@ -52,7 +52,7 @@ from sbp.source.reader import (
     span_of,
     users_span,
 )
-from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, SUMS, names_of
+from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, names_of
 from sbp.trace.graph import Graph, Node, Operand, constant
 from sbp.trace.slices import Writer
 from sbp.types import Split, Unreduced
@@ -290,14 +290,13 @@ class Repairs:
 
     def average_loss(self, node: Node, axes: tuple[str, ...]) -> Iterator[Variants]:
         """The mean of the devices' losses in place of their own, whose gradients JAX adds up."""
-        site, ends = self.sites.loss(node), [self.sites.makers[v][0] for v in self.sites.ends]
-        summed = [m for m in ends if m.op in SUMS and {*axes} <= {*names_of(m)}]
-        if node.in_gradient and site is not None and len(summed) == len(ends):
+        site, sums = self.sites.loss(node), self.sites.sums(axes)
+        if node.in_gradient and site is not None and sums:
             yield (
                 GraphEdit(
                     f"take lax.pmean(.., {axes_text(axes)}) of the loss {site.text}",
                     put_through(site, CALLED["mean"], axes_text(axes)),
-                    divide={m.id: self.size(axes) for m in summed},
+                    divide={m.id: self.size(axes) for m in sums},
                 ),
             )
 

@@ -32,7 +32,7 @@ from sbp.source.reader import (
     start_of,
     users_span,
 )
-from sbp.trace.collectives import SHARD_MAP, SUMS
+from sbp.trace.collectives import SHARD_MAP, SUMS, names_of
 from sbp.trace.graph import Graph, Node, Operand, group_by, reached
 
 
@@ -337,6 +337,22 @@ class Sites:
         if any(not (n.backward or is_inside(n)) for n in self.by_span[span]):
             return None
         return Site(f"`{source_text(span)}` at line {span.line}", ((found[0], 0),), (span,))
+
+    def sums(self, axes: tuple[str, ...]) -> list[Node]:
+        """The sums over mesh axes that make all results of gradients; none if some result does not
+        come from such a sum."""
+
+        def is_sum(node: Node) -> bool:
+            return node.op in SUMS and {*axes} <= {*names_of(node)}
+
+        def gradients(node: Node) -> list[Node]:
+            makers = (self.makers[o][0] for o in node.inputs if o in self.makers)
+            return [] if is_sum(node) else [m for m in makers if m.backward]
+
+        ends = [self.makers[v][0] for v in self.ends]
+        found = [*reached(ends, gradients)]
+        first = (n for n in found if not gradients(n))
+        return [] if any(not is_sum(n) for n in first) else [n for n in found if is_sum(n)]
 
     # ---- operands -------------------------------------------------------------------------------
 

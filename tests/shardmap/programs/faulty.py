@@ -46,6 +46,19 @@ def gradients_averaged_again(p, x, y):
     return lax.pmean(value, "data"), update(p, g)
 
 
+def gradients_summed_by_jax(p, x, y, again=lambda g: g):
+    def own_loss(p):
+        errors = jnp.tanh(x @ p["w"]) + p["b"] - y
+        return (errors**2).sum() / errors.size
+
+    value, g = jax.value_and_grad(own_loss)(p)
+    return lax.pmean(value, "data"), update(p, again(g))
+
+
+def gradients_summed_again(p, x, y):
+    return gradients_summed_by_jax(p, x, y, lambda g: lax.psum(g, "data"))
+
+
 def value_left(w, x, y):
     value, g = jax.value_and_grad(loss)(w, x, y)
     g = lax.pmean(g, "data")
@@ -157,6 +170,10 @@ GRADIENTS = {
     "gradients_averaged_again": Faulty(
         gradients_averaged_again, step_of_tree, (PARAMS, X, Y), STEP, PS(), vma=(True,)
     ),
+    **{
+        fault.__name__: Faulty(fault, step_of_tree, (PARAMS, X, Y), STEP, PS(), vma=(True,))
+        for fault in (gradients_summed_by_jax, gradients_summed_again)
+    },
     "gradient_returned": Faulty(
         lambda w, x, y: jax.grad(loss)(w, x, y), jax.grad(loss), (W, X, Y), STEP, PS()
     ),
