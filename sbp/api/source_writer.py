@@ -40,7 +40,7 @@ INLINE = 3
 """If an instruction has at most so many operations, they are written where it runs. Otherwise they
 are a function."""
 
-WIDTH = 120
+WIDTH = 160
 """Columns of a line with its comment. The comment of a longer line stands above the line."""
 
 NESTED = 80
