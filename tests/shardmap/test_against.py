@@ -193,6 +193,20 @@ def test_helps_are_tried_against_the_plain_function():
     assert found.code == "missing-reduction" and any(h.clears_all_errors for h in found.helps)
 
 
+def test_a_difference_counts_in_a_program_that_tests_for_finite_numbers():
+    """sbp runs such a program again on values that are not finite, and both functions skip them."""
+
+    def stepped(w, x, rate):
+        new = w - rate * jax.grad(loss)(w, x)
+        return jnp.where(jnp.isfinite(new).all(), new, w)
+
+    body = lambda w, x: stepped(w, x, 0.2)
+    step = jax.shard_map(body, mesh=MESH, in_specs=Spec(), out_specs=Spec(), check_vma=False)
+    right = lambda w, x: stepped(w, x, 0.1)
+    (found,) = sbp.check_shard_map(step, *SHAPES, mesh=MESH, against=right).diagnostics
+    assert found.title == "result 0 is not as in `<lambda>`"
+
+
 def test_a_plain_function_of_other_results_is_refused():
     refused(
         "`against` returns float32",

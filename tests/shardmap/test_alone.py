@@ -131,6 +131,39 @@ def test_an_empty_array_is_compared(empty):
     assert report.ok and not run.wrong and not run.untried
 
 
+def from_the_left(x):
+    n = lax.axis_size("model")
+    return lax.ppermute(x, "model", [(i, (i + 1) % n) for i in range(n)])
+
+
+def said_on_several_devices(x):
+    if lax.axis_size("model") > 1:
+        jax.debug.print("{}", lax.psum(x.sum(), "model"))
+    return x
+
+
+@pytest.mark.parametrize(
+    ("body", "args", "ins", "outs", "is_wrong"),
+    [
+        (
+            lambda x, key: whole_ring(axis_size)(x) + jax.random.normal(key, x.shape) * 0,
+            (X, jax.random.key(0)),
+            (ROWS, PS()),
+            ROWS,
+            False,
+        ),
+        (said_on_several_devices, (X,), ROWS, ROWS, False),
+        (lambda x: lax.psum(1j * x.mean(0), "model"), (X,), ROWS, PS(), True),
+        (lambda x: (from_the_left(x), x[:, :0].sum(1)[:0]), (X,), ROWS, (ROWS, PS()), True),
+    ],
+    ids=["a typed key", "a callback", "a complex factor", "an empty result"],
+)
+def test_values_without_a_counterpart_or_an_order(body, args, ins, outs, is_wrong):
+    """The check of each of these programs has raised an error of JAX or NumPy."""
+    report = sbp.check_shard_map(mapped(body, ins, outs)(False), *args, mesh=mesh())
+    assert any(d.severity != "note" for d in report.diagnostics) == is_wrong, report.text()
+
+
 def test_a_ragged_product_on_two_mesh_axes():
     """JAX cannot lower a ragged product under two `vmap`s."""
 

@@ -59,6 +59,14 @@ def gradients_summed_again(p, x, y):
     return gradients_summed_by_jax(p, x, y, lambda g: lax.psum(g, "data"))
 
 
+def gradients_of_two(p, x, y):
+    """The second variable is the gradient of the bias."""
+    own_loss = lambda w, b: loss_of_tree({"w": w, "b": b}, x, y)
+    value = lax.pmean(own_loss(p["w"], p["b"]), "data")
+    gw, gb = jax.grad(own_loss, (0, 1))(p["w"], p["b"])
+    return value, update(p, {"w": gw, "b": gb})
+
+
 def value_left(w, x, y):
     value, g = jax.value_and_grad(loss)(w, x, y)
     g = lax.pmean(g, "data")
@@ -174,6 +182,7 @@ GRADIENTS = {
         fault.__name__: Faulty(fault, step_of_tree, (PARAMS, X, Y), STEP, PS(), vma=(True,))
         for fault in (gradients_summed_by_jax, gradients_summed_again)
     },
+    "gradients_of_two": Faulty(gradients_of_two, step_of_tree, (PARAMS, X, Y), STEP, PS()),
     "gradient_returned": Faulty(
         lambda w, x, y: jax.grad(loss)(w, x, y), jax.grad(loss), (W, X, Y), STEP, PS()
     ),
