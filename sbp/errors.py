@@ -249,6 +249,7 @@ CODES: dict[str, str] = {
     "nested-jit": "an sbp.jit function runs as the plain function inside another transformation",
     "many-plans": "a function that is called with more signatures than sbp keeps plans for",
     "saved-plan": "a saved plan for another program, mesh or version, or one that does not hold",
+    "device-order": "the devices along a mesh axis are farther apart than they need to be",
     "processes-differ": "several processes are about to run other plans, or other arguments",
     "bad-corpus": "a corpus file that cannot be read",
     "bad-checkpoint": "a checkpoint that does not fit this configuration",

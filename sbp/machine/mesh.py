@@ -14,16 +14,11 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from sbp._jax import ENDS_ON_AXIS_NAMES, raising_span
-from sbp.errors import (
-    ArgumentError,
-    SbpError,
-    SbpInternalError,
-    nearest,
-    refused,
-)
+from sbp.errors import ArgumentError, SbpError, SbpInternalError, listed, nearest, refused, warn
 from sbp.frames import is_users, tracebacks
 from sbp.kinds import AXES, AXIS_NAMES, MESH, Kind, can_name, is_whole, show, takes
 from sbp.machine.calibration import Calibration, read_calibration
+from sbp.machine.distance import Detours, detours
 from sbp.machine.hardware import (
     HARDWARE as HARDWARE,
     SLICE_NETWORK,
@@ -363,6 +358,8 @@ class MeshSpec:
       is_assumed: whether neither the user nor a device names the hardware.
       slices: in how many slices the devices are.
       calibration: what was measured on the devices; None where nothing was.
+      detours: the mesh axes along which devices are farther apart than in the order of
+          `jax.make_mesh`, or nearer.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -370,6 +367,7 @@ class MeshSpec:
     is_assumed: bool = field(default=False, compare=False)
     slices: int = field(default=1, compare=False)
     calibration: Calibration | None = None
+    detours: Detours = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -421,7 +419,9 @@ class MeshSpec:
             found = self.calibration.links.get((kind.removeprefix("staged_"), names))
             if found is not None:
                 return AlphaBeta(*found)
-        return alpha_beta(self.hardware, self.axes, kind, positions)
+        time = alpha_beta(self.hardware, self.axes, kind, positions)
+        detour = dict(self.detours).get(tuple(sorted(positions)), 1.0)
+        return AlphaBeta(time.seconds, time.seconds_per_byte * detour)
 
     def stages(self, devices: int) -> tuple[int, ...]:
         """The sizes of the groups in which a reduce-scatter over so many devices runs, one stage
@@ -509,10 +509,38 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
         is_assumed=is_assumed,
         slices=slices,
         calibration=calibration,
+        detours=_detours(mesh, hardware) if slices == 1 else (),
     )
     for mesh_axis, _ in hardware.slow_axes:
         spec.size(mesh_axis)
     return spec
+
+
+def _detours(mesh: Mesh | AbstractMesh, hardware: Hardware) -> Detours:
+    """The detours of a mesh, with a warning that says their price."""
+    if isinstance(mesh, AbstractMesh):
+        return ()
+    try:
+        found = detours(mesh, hardware)
+    except ValueError as error:
+        warn("device-order", "the mesh:", f"{error}; sbp prices them as if they did")
+        return ()
+    axes, texts = tuple(mesh.shape.items()), list[str]()
+    single = {positions[0]: factor for positions, factor in found if len(positions) == 1}
+    for position, factor in single.items():
+        near = alpha_beta(hardware, axes, "all_gather", (position,))
+        far = replace(near, seconds_per_byte=near.seconds_per_byte * factor)
+        prices = [f"{link.of(2**24) * 1e6:,.0f}" for link in (far, near)]
+        if factor > 1:
+            texts.append(
+                f"{factor:.1f} times along `{axes[position][0]}` (to gather 16 MiB takes"
+                f" {prices[0]} us in place of {prices[1]})"
+            )
+    if math.prod(single.values()) > 1:
+        make = f"sbp.make_mesh({mesh.axis_sizes}, {mesh.axis_names})"
+        order = "keeps devices farther apart than the order of jax.make_mesh:"
+        warn("device-order", "the mesh", f"{order} {listed(texts)}; use {make}")
+    return found
 
 
 def _check_names(names: Sequence[Any], *, devices: int) -> None:

@@ -595,6 +595,8 @@ class Chip:
     platform: str = "tpu"
     device_kind: str = "TPU v5 lite"
     process_index: int = 0
+    coords: tuple[int, int, int] | None = None
+    core_on_chip: int = 0
 
 
 def sliced(shape, names, slices):
@@ -636,3 +638,43 @@ def test_an_axis_in_part_across_slices():
     assert shuffled.seconds_per_byte == pytest.approx(8 / 25e9)
     uneven = sliced((2, 16), ("a", "b"), np.repeat([0, 1], [8, 24])).collective("all_gather", (1,))
     assert uneven.seconds_per_byte == pytest.approx(8 / 25e9)
+
+
+# ---- the order of devices ------------------------------------------------------------------------
+
+
+def farthest(places, side):
+    """The mean number of links between two chips of a group, in the group where it is largest."""
+
+    def links(a, b):
+        steps = [abs(i - j) for i, j in zip(a, b, strict=True)]
+        return sum(min(d, side - d) if side == 16 else d for d in steps)
+
+    means = [np.mean([links(a, b) for a in group for b in group]) for group in places]
+    return max(means)
+
+
+@pytest.mark.parametrize("side", [4, 16])
+def test_collectives_take_longer_where_devices_are_apart(side):
+    chips = np.array([Chip(n, 0, coords=(n % side, n // side, 0)) for n in range(side**2)], object)
+    near = mesh_spec(jax.sharding.Mesh(chips.reshape(side, side), ("a", "b")))
+    assert not near.detours
+    shuffled = np.random.default_rng(0).permutation(chips).reshape(side, side)
+    with pytest.warns(
+        sbp.SbpWarning, match="device-order: the mesh keeps .* times along `b` .to gather"
+    ):
+        far = mesh_spec(jax.sharding.Mesh(shuffled, ("a", "b")))
+    for axis, groups in ((0, shuffled.T), (1, shuffled)):
+        own, least = (
+            farthest([[c.coords for c in group] for group in every], side)
+            for every in (groups, chips.reshape(side, side))
+        )
+        times = [m.collective("all_gather", (axis,)).seconds_per_byte for m in (far, near)]
+        assert times[0] / times[1] == pytest.approx(own / least)
+    assert far.collective("all_reduce", (0, 1)) == near.collective("all_reduce", (0, 1))
+
+
+def test_devices_that_fill_no_box():
+    chips = [Chip(n, 0, coords=(n, n // 2, 0)) for n in range(3)]
+    with pytest.warns(sbp.SbpWarning, match="do not fill a box of the torus"):
+        assert not mesh_spec(jax.sharding.Mesh(np.array(chips, object), ("a",))).detours

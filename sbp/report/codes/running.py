@@ -334,6 +334,27 @@ sbp.jit(f, mesh, plan="doubled.json").plan(jnp.zeros(8))
 """,
     ),
     CodePage(
+        "device-order",
+        """
+        The devices of a TPU are on a torus, and a collective along a mesh axis takes longer the
+        farther the devices along this axis are apart. Here the order of the devices in the mesh
+        keeps them farther apart than the order of jax.make_mesh does. sbp prices the order that
+        you give, and the warning shows both prices.
+
+        Make the mesh with sbp.make_mesh or jax.make_mesh, which ask the devices for their places.
+        """,
+        """
+devices = np.random.default_rng(0).permutation(jax.devices()).reshape(4, 4)
+mesh = jax.sharding.Mesh(devices, ("data", "model"))
+sbp.jit(lambda x: x * 2.0, mesh)(x)
+""",
+        """
+mesh = sbp.make_mesh((4, 4), ("data", "model"))
+sbp.jit(lambda x: x * 2.0, mesh)(x)
+""",
+        runs=False,
+    ),
+    CodePage(
         "processes-differ",
         """
         Several processes share the mesh, and do not run the same call: they differ in the mesh,
