@@ -9,8 +9,10 @@ the last level sends anything.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence, Set
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,17 +42,29 @@ from sbp.trace.slices import (
 # A *lifted* value has some elements before and after those of the value itself; nobody reads them.
 
 
-def padded_at(node: Node, dim: int) -> tuple[int, int] | None:
-    """The place that a pad gives the first element along a dim, and the distance of two elements;
-    None for nodes that do something else, or pad other dims."""
-    if node.op != "pad":
-        return None
-    config = [tuple(map(int, c)) for c in node.params["padding_config"]]
-    return (
-        None
-        if any(c != (0, 0, 0) for d, c in enumerate(config) if d != dim)
-        else (config[dim][0], config[dim][2] + 1)
-    )
+class Place(NamedTuple):
+    """Where an array has the elements of another one along a dim.
+
+    Arguments:
+      first: the index of the first element.
+      step: the distance of two elements.
+    """
+
+    first: int
+    step: int
+
+    @property
+    def is_far(self) -> bool:
+        """Whether elements cross shards: the first one is not among the first `step`."""
+        return not 0 <= self.first < self.step
+
+
+def padded_at(node: Node, dim: int) -> Place | None:
+    """The place that a pad gives the elements along a dim; None for nodes that do something else,
+    or pad other dims."""
+    config = [tuple(map(int, c)) for c in node.params.get("padding_config", ())]
+    is_pad = node.op == "pad" and not any(any(c) for d, c in enumerate(config) if d != dim)
+    return Place(config[dim][0], config[dim][2] + 1) if is_pad else None
 
 
 def places(graph: Graph, node: Node) -> list[tuple[Operand, int, int]]:
@@ -77,24 +91,30 @@ class Maker(Writer):
         """A value as a slice; of itself if it is not cut out of others."""
         return view_of(self.graph, self.wiring.maker(value), value)
 
-    def padded(self, node: Node, x: Operand, dim: int, shape: tuple[int, int, int]) -> Node:
-        """The same pad of another value; `dim` and `shape` are as in `Writer.pad`."""
-        return dataclasses.replace(
-            node,
-            inputs=(x, node.inputs[1]),
-            params={"padding_config": padding(self.graph.aval(x), dim, *shape)},
-        )
+    def pad_around(self, node: Node, dim: int, x: Operand, start: int, place: Place) -> Node:
+        """The node instead of a pad of neighboring elements of an array: a pad of the array, in
+        which the padding replaces the array's other elements, if they are in the result.
 
-    def kept(self, fill: Operand, part: Slice, dim: int) -> list[Slice]:
-        """A part of a value at its place, with copies of a scalar instead of the other elements."""
-        after = self.graph.aval(part.source).shape[dim] - part.start - part.size
-        return sum_pads((Slice(fill, 0, part.start), part, Slice(fill, 0, after)))
-
-    def join(self, like: Node, dim: int, pieces: Sequence[Slice], x: Operand) -> int:
-        """Slices one after the other along a dim, of the shape of a value."""
-        return self.emit(
-            join_node(dataclasses.replace(like, title="pad"), dim, pieces), self.graph.aval(x)
-        )
+        Arguments:
+          node: the pad.
+          dim: the dim that it pads.
+          x: the array.
+          start: the first of the elements in the array.
+          place: where the pad puts the elements.
+        """
+        part, fill = node.inputs
+        size, whole_size = (self.graph.aval(v).shape[dim] for v in (part, x))
+        out, low, step = self.graph.avals[node.outputs[0]].shape[dim], *place
+        after = whole_size - start - size
+        if (start and low >= step) or (after and low + size * step < out):
+            fills = Slice(fill, 0, start), Slice(fill, 0, after)
+            kept = sum_pads((fills[0], Slice(x, start, size), fills[1]))
+            if start == low and step == 1 and out == whole_size:
+                return join_node(node, dim, kept)
+            like = dataclasses.replace(node, title="pad")
+            x = self.emit(join_node(like, dim, kept), self.graph.aval(x))
+        config = padding(self.graph.aval(x), dim, low - start * step, step - 1, out)
+        return dataclasses.replace(node, inputs=(x, fill), params={"padding_config": config})
 
     def shift(self, like: Node, x: Operand, dim: int, by: int, size: int) -> Operand:
         """A value behind `by` elements that nobody reads, cut off at a size.
@@ -105,12 +125,13 @@ class Maker(Writer):
         if by == 0 and aval.shape[dim] == size:
             return x
         if key not in self._shifted:
-            halves = self._interleaving(x, dim) if by == 1 and aval.shape[dim] == size else None
-            if halves is None:
+            total = self.wiring.maker(x)
+            halves = self._halves(total, dim) if by == 1 and aval.shape[dim] == size else None
+            if halves is None or total is None:
                 zero = constant(np.zeros((), aval.dtype))
                 found = self.pad(like, x, zero, dim, (by, 0, size))
             else:
-                total, first, second, zero = halves
+                (first, zero), (second, _) = halves
                 behind = self.shift(total, second, dim, 1, size // 2)
                 parts = (
                     self.pad(total, behind, zero, dim, (0, 1, size)),
@@ -120,23 +141,20 @@ class Maker(Writer):
             self._shifted[key] = found
         return self._shifted[key]
 
-    def _interleaving(self, x: Operand, dim: int) -> tuple[Node, Operand, Operand, Operand] | None:
-        """The sum that interleaves two arrays of one size; the two, and the zero between them."""
-        total = self.wiring.maker(x)
+    def _halves(self, total: Node | None, dim: int) -> list[tuple[Operand, ...]] | None:
+        """The two arrays of one size that a sum interleaves, each with the zero between its
+        elements; None for other nodes."""
         if total is None or total.op not in ("add", "add_any", "or"):
             return None
+        size = self.graph.avals[total.outputs[0]].shape[dim]
         found = {
-            how: node
+            padded_at(node, dim): node.inputs
             for node in map(self.wiring.maker, total.inputs)
-            if node is not None and (how := padded_at(node, dim)) and is_zero(node.inputs[1])
+            if node is not None and node.op == "pad" and is_zero(node.inputs[1])
+            if 2 * self.graph.aval(node.inputs[0]).shape[dim] == size
         }
-        size = self.graph.aval(x).shape[dim]
-        if found.keys() != {(0, 2), (1, 2)} or any(
-            2 * self.graph.aval(n.inputs[0]).shape[dim] != size for n in found.values()
-        ):
-            return None
-        (first, zero), (second, _) = found[0, 2].inputs, found[1, 2].inputs
-        return total, first, second, zero
+        halves = [found.get(Place(first, 2)) for first in (0, 1)]
+        return [half for half in halves if half] if all(halves) else None
 
 
 # ---- alignment ----------------------------------------------------------------------------------
@@ -172,24 +190,17 @@ def _put_back(maker: Maker, node: Node) -> Node | None:
       maker: makes a further node.
       node: the pad.
     """
-    (x, fill), graph = node.inputs, maker.graph
+    x, graph = node.inputs[0], maker.graph
     view = maker.view(x)
     for dim, size in enumerate(graph.avals[node.outputs[0]].shape if view.source != x else ()):
-        how, count = padded_at(node, dim), graph.aval(x).shape[dim]
-        if how is None or not count or not has_all_beside(graph, view, dim):
+        place, count = padded_at(node, dim), graph.aval(x).shape[dim]
+        if place is None or not count or not has_all_beside(graph, view, dim):
             continue
         whole_size, start = graph.aval(view.source).shape[dim], view.cuts[dim][0]
-        low, step = how if count > 1 else (how[0], -(-size // whole_size))
-        if low != start * step or not 0 <= size - 1 - (whole_size - 1) * step < step:
-            continue
-        kept = maker.kept(fill, Slice(view.source, start, count), dim)
-        return (
-            join_node(node, dim, kept)
-            if step == 1
-            else maker.padded(
-                node, maker.join(node, dim, kept, view.source), dim, (0, step - 1, size)
-            )
-        )
+        place = place if count > 1 else place._replace(step=-(-size // whole_size))
+        ends = size - 1 - (whole_size - 1) * place.step
+        if place.first == start * place.step and 0 <= ends < place.step:
+            return maker.pad_around(node, dim, view.source, start, place)
     return None
 
 
@@ -230,6 +241,8 @@ class _Lifting:
     Attributes:
       dims: the dim of each value that a node of the cluster makes.
       leaves: the dim of each other value that the nodes read.
+      reads: other nodes that read values of `dims`: the node, the value, and the place that a pad
+        gives it, or a concatenation that puts it where it is lifted to; None for other readers.
     """
 
     def __init__(
@@ -248,61 +261,55 @@ class _Lifting:
         self.leaves = {v: d for v, d in bound.items() if v not in made}
         self.lifted: dict[Operand, Operand] = {}
         self.views: list[tuple[View, Operand]] = []
-        self.reads = list(self._reads())
+        self.reads = [
+            (node, value, self.place(node, value))
+            for value in self.dims
+            for node, is_made in maker.wiring.beside(value)
+            if not is_made and node not in nodes
+        ]
         self.reached = {node for node, *_ in self.reads} | nodes.keys()
-        self.replaced = {
-            node for node, _, joins, how in self.reads if joins or how is not None
-        } | nodes.keys()
+        self.replaced = {node for node, _, place in self.reads if place} | nodes.keys()
 
     # ---- what moves ------------------------------------------------------------------------------
 
-    def _reads(self) -> Iterator[tuple[Node, int, bool, tuple[int, int] | None]]:
-        """The reads of the cluster's values by other nodes: the node, the value, whether the node
-        puts it where it is lifted to, and where a pad puts it (`padded_at`)."""
-        for value, dim in self.dims.items():
-            for node, made in self.maker.wiring.beside(value):
-                if not made and node not in self.nodes:
-                    how = padded_at(node, dim) if node.inputs[0] == value else None
-                    yield node, value, self.joins(node, value), how
+    def place(self, node: Node, value: int) -> Place | None:
+        """The place of a value in the result of a reader, as in `reads`."""
+        dim = self.dims[value]
+        if node.op != "concatenate" or node.params["dimension"] != dim:
+            return padded_at(node, dim) if node.inputs[0] == value else None
+        at = [start for o, start, _ in places(self.graph, node) if o == value]
+        is_there = at == [self.by] and self.graph.avals[node.outputs[0]].shape[dim] == self.total
+        return Place(self.by, 1) if is_there else None
 
     def saves(self) -> float:
         """The bytes that the lift saves in each device's messages to its neighbor, if the dim is
         split."""
-        saved = 0.0
-        for leaf, dim in self.leaves.items():
-            start, _, stride = self.maker.view(leaf).cuts[dim]
-            was = start >= stride
-            moves = not 0 <= start - stride * self.by < stride
-            saved += (was - moves) * bytes_beside(self.graph.aval(leaf), dim)
-        across = {v: bytes_beside(self.graph.avals[v], d) for v, d in self.dims.items()}
-        stays = across.keys() & self.maker.asked
-        for _, value, joins, how in self.reads:
-            if joins:
-                saved += across[value]
-            elif how is not None:
-                low, step = how
-                moved, moves = not 0 <= low < step, not 0 <= low - self.by * step < step
-                saved += across[value] * (moved - moves)
-            else:
-                stays.add(value)
-        return saved - sum(across[value] for value in stays)
-
-    def joins(self, node: Node, value: int) -> bool:
-        """Whether a node concatenates a value at the place to which the value is lifted."""
-        dim = self.dims[value]
-        if node.op != "concatenate" or node.params["dimension"] != dim:
-            return False
-        at = [start for o, start, _ in places(self.graph, node) if o == value]
-        return at == [self.by] and self.graph.avals[node.outputs[0]].shape[dim] == self.total
+        views = ((leaf, self.maker.view(leaf).cuts[dim]) for leaf, dim in self.leaves.items())
+        links = [(leaf, Place(start, stride)) for leaf, (start, _, stride) in views]
+        links += [(value, place) for _, value, place in self.reads if place]
+        stays = {value for _, value, place in self.reads if not place}
+        stays |= self.dims.keys() & self.maker.asked
+        dims = self.dims | self.leaves
+        return sum(
+            (place.is_far - Place(place.first - self.by * place.step, place.step).is_far)
+            * bytes_beside(self.graph.aval(value), dims[value])
+            for value, place in links
+        ) - sum(bytes_beside(self.graph.avals[value], dims[value]) for value in stays)
 
     # ---- new nodes -------------------------------------------------------------------------------
 
     def write(self, node: Node) -> None:
         """Writes the nodes that replace a node of the cluster or a reader of its values."""
+        value = node.inputs[0]
         if node in self.nodes:
             self.compute(node, dict(self.nodes[node]))
-        else:
-            self.maker.nodes.append(self.join(node) if node.op == "concatenate" else self.pad(node))
+        elif node.op == "concatenate":
+            dim = int(node.params["dimension"])
+            pieces = [self.in_place(dim, *place) for place in places(self.graph, node)]
+            self.maker.nodes.append(join_node(node, dim, pieces))
+        elif isinstance(value, int) and (place := self.place(node, value)):
+            x, dim = self.lifted[value], self.dims[value]
+            self.maker.nodes.append(self.maker.pad_around(node, dim, x, self.by, place))
 
     def compute(self, node: Node, split: dict[Operand, int]) -> None:
         """Writes a node of the cluster on lifted operands, and the slices that give its results.
@@ -330,45 +337,31 @@ class _Lifting:
             self.lifted[value] = out
 
     def operand(self, node: Node, operand: Operand) -> Operand:
-        """The lifted form of an operand of the cluster. A leaf is lifted before the node."""
+        """The lifted form of an operand of the cluster. A leaf is lifted before the node: it is a
+        slice that begins earlier, or a shifted array."""
         if operand not in self.lifted:
-            self.lifted[operand] = self.leaf(node, operand)
+            dim, view = self.leaves[operand], self.maker.view(operand)
+            start, _, stride = view.cuts[dim]
+            shape, first = self.graph.aval(view.source).shape, start - stride * self.by
+            last = first + (self.total - 1) * stride
+            shift = functools.partial(self.maker.shift, node, dim=dim, size=self.total)
+            if first >= 0 and last < shape[dim]:
+                cuts = with_cut(view.cuts, dim, (first, last + 1, stride))
+                is_whole = cuts == whole(shape)
+                found = view.source if is_whole else self.maker.slice(node, view.source, cuts)
+                self.views.append((View(view.source, cuts), found))
+            elif has_all_beside(self.graph, view, dim):
+                found = shift(view.source, by=-first)
+            else:
+                found = shift(operand, by=self.by)
+            self.lifted[operand] = found
         return self.lifted[operand]
 
-    def leaf(self, node: Node, operand: Operand) -> Operand:
-        """A lifted leaf: a slice that begins earlier, or a shifted array."""
-        dim = self.leaves[operand]
-        view = self.maker.view(operand)
-        start, _, stride = view.cuts[dim]
-        shape, first = self.graph.aval(view.source).shape, start - stride * self.by
-        last = first + (self.total - 1) * stride
-        if first >= 0 and last < shape[dim]:
-            cuts = with_cut(view.cuts, dim, (first, last + 1, stride))
-            found = (
-                view.source if cuts == whole(shape) else self.maker.slice(node, view.source, cuts)
-            )
-            self.views.append((View(view.source, cuts), found))
-            return found
-        return (
-            self.maker.shift(node, view.source, dim, -first, self.total)
-            if has_all_beside(self.graph, view, dim)
-            else self.maker.shift(node, operand, dim, self.by, self.total)
-        )
-
-    def join(self, node: Node) -> Node:
-        """A concatenation of lifted operands, each at its place."""
-        dim = int(node.params["dimension"])
-        pieces = [
-            Slice(self.lifted[o], at, size)
-            if o in self.dims and at == self.by
-            else self.in_place(o, dim, at, size)
-            for o, at, size in places(self.graph, node)
-        ]
-        return join_node(node, dim, pieces)
-
-    def in_place(self, operand: Operand, dim: int, at: int, size: int) -> Slice:
-        """An operand of a concatenation as a part of a lifted slice of the same array, if there is
-        one that has the same elements at the same place."""
+    def in_place(self, dim: int, operand: Operand, at: int, size: int) -> Slice:
+        """An operand of a concatenation as a part of its lifted form, or of a lifted slice of the
+        same array that has the same elements at the same place; all of it if there is none."""
+        if operand in self.dims and at == self.by:
+            return Slice(self.lifted[operand], at, size)
         own = self.maker.view(operand)
         start, _, stride = own.cuts[dim]
         for view, lifted in self.views:
@@ -377,20 +370,3 @@ class _Lifting:
             if is_at and View(own.source, with_cut(own.cuts, dim, view.cuts[dim])) == view:
                 return Slice(lifted, at, size)
         return Slice(operand, 0, size)
-
-    def pad(self, node: Node) -> Node:
-        """A pad of a lifted value. Elements that the value itself does not have are replaced by the
-        padding, if they are in the result."""
-        value, fill = node.inputs
-        assert isinstance(value, int)
-        dim, lifted = self.dims[value], self.lifted[value]
-        how = padded_at(node, dim)
-        assert how is not None
-        low, step = how
-        size, out = (self.graph.avals[v].shape[dim] for v in (value, node.outputs[0]))
-        after = self.total - self.by - size
-        ends = low + (size - 1) * step  # the last element of the value itself
-        if (low >= step and self.by) or (after and ends + step < out):
-            kept = self.maker.kept(fill, Slice(lifted, self.by, size), dim)
-            lifted = self.maker.join(node, dim, kept, lifted)
-        return self.maker.padded(node, lifted, dim, (low - self.by * step, step - 1, out))

@@ -3,7 +3,7 @@ are mirrored, and casts to narrower types are moved; and the clusters that rewri
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -237,12 +237,17 @@ def with_mirrors(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
     """A graph in which operations between reversals are mirrored where that reverses fewer bytes,
     in regions too."""
     seen: set[tuple[Operand, int]] = set()
-    while reversal := next(
-        (n for n in graph.nodes if len(reversed_dims(n)) == 1 and _key(n) not in seen), None
+    while key := next(
+        (
+            (n.outputs[0], dims[0])
+            for n in graph.nodes
+            if len(dims := reversed_dims(n)) == 1 and (n.outputs[0], dims[0]) not in seen
+        ),
+        None,
     ):
         wiring = Wiring(graph)
-        seen.add(_key(reversal))
-        found = bound_to(wiring, *_key(reversal), functools.partial(along_with, wiring))
+        seen.add(key)
+        found = bound_to(wiring, *key, functools.partial(along_with, wiring))
         if found is None:  # a value would be reversed along two dims
             continue
         part = _Part(wiring, asked, ids, *found)
@@ -252,12 +257,11 @@ def with_mirrors(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
     return graph
 
 
-def _key(reversal: Node) -> tuple[int, int]:
-    """The result of a node that reverses one dim, and the dim."""
-    return reversal.outputs[0], reversed_dims(reversal)[0]
-
-
 # ---- what is mirrored ----------------------------------------------------------------------------
+
+
+Form = tuple[Operand, bool]
+"""An array that no reversal makes, and whether it is reversed."""
 
 
 class _Part(Writer):
@@ -280,7 +284,7 @@ class _Part(Writer):
       reversals: for each of these operands, its reversal.
       mirrored: the nodes that are mirrored.
       nodes: the nodes of the graph with mirror images, so far.
-      made: for each form of a value that these make, its number.
+      made: for each form that these nodes make or the graph takes, its number.
     """
 
     def __init__(
@@ -295,7 +299,6 @@ class _Part(Writer):
         self.wiring, self.dims = wiring, dims
         self.along = {node: dict(nodes[node]) for node in wiring.graph.nodes if node in nodes}
         self.mirrored = set[Node]()
-        self.made: dict[tuple[Operand, bool], Operand] = {}
         self.sources: dict[Operand, Operand] = {}
         self.reversals: dict[Operand, int] = {}
         for node in wiring.graph.nodes:
@@ -305,108 +308,93 @@ class _Part(Writer):
                 if is_new and dims.get(x, dims.get(y)) == dims.get(y, dims.get(x)) == d:
                     dims |= {x: d, y: d}
                     self.sources[y], self.reversals[x] = x, y
+        self.made: dict[Form, Operand] = {(v, False): v for v in dims if wiring.maker(v) is None}
+
+    def form(self, node: Node | None, value: Operand) -> Form:
+        """The form of a value that a node makes or reads in its place; of None, the value's own."""
+        is_mirrored = node in self.mirrored and value in self.along[node]
+        return self.sources.get(value, value), (value in self.sources) != is_mirrored
 
     def shrink(self) -> bool:
         """Leaves out nodes whose mirror images reverse no fewer bytes; whether those that remain
         reverse fewer bytes than the program."""
-        values = {self.sources.get(v, v) for v in self.dims}
-        was = self._costs(values)
+        was = self._cost(self.dims)
         self.mirrored = set(self.along)
-        changed = True
-        while changed:
-            changed = False
-            for node in (*self.along, *reversed(self.along)):
-                beside = {self.sources.get(v, v) for v in self.along[node]}
-                before = self._costs(beside)
-                self.mirrored ^= {node}
-                after = self._costs(beside)
-                if after > before or (after == before and node in self.mirrored):
-                    self.mirrored ^= {node}
-                else:
-                    changed = True
-        return self._costs(values) < was
+        while any([self._turns(node) for node in (*self.along, *reversed(self.along))]):
+            pass
+        return self._cost(self.dims) < was
 
-    def _costs(self, values: Set[Operand]) -> int:
-        """The bytes that are reversed to make values."""
-        return sum(map(self._cost, values))
+    def _turns(self, node: Node) -> bool:
+        """Mirrors a node, or no longer does, if that reverses fewer bytes; whether it is better."""
+        before = self._cost(self.along[node]), node in self.mirrored
+        self.mirrored ^= {node}
+        is_better = (self._cost(self.along[node]), node in self.mirrored) < before
+        self.mirrored ^= set() if is_better else {node}
+        return is_better
 
-    def _cost(self, value: Operand) -> int:
-        """The bytes that are reversed to make the forms of a value that are read.
+    def _cost(self, values: Iterable[Operand]) -> int:
+        """The bytes that are reversed to make the forms of values that are read."""
+        avals = map(
+            self.graph.aval, filter(self.is_reversed, {self.form(None, v)[0] for v in values})
+        )
+        return sum(math.prod(aval.shape) * _jax.itemsize(aval.dtype) for aval in avals)
 
-        Arguments:
-          value: a value that no reversal makes.
-        """
-        if self.is_free(value):
-            return 0
-        made = self.is_mirrored(self.wiring.maker(value), value)
-        aval = self.graph.aval(value)
-        size = math.prod(aval.shape) * _jax.itemsize(aval.dtype)
-        return size if self.is_read(value, not made) else 0
-
-    def is_read(self, value: Operand, is_reversed: bool) -> bool:
-        """Whether something reads a form of a value.
-
-        Arguments:
-          value: a value that no reversal makes.
-          is_reversed: which form.
-        """
+    def is_reversed(self, value: Operand) -> bool:
+        """Whether one form of an array is made of the other one."""
         other = self.reversals.get(value)
-        for form, turned in ((value, False), (other, True)):
-            if isinstance(form, int):
-                nodes = self.wiring.readers.get(form, ())
-                readers = [n for n in nodes if n is not None and n.outputs != (other,)]
-                read = {turned != self.is_mirrored(n, form) for n in readers}
-                if is_reversed in read or (form in self.asked and turned == is_reversed):
-                    return True
-        return False
-
-    def is_mirrored(self, node: Node | None, value: Operand) -> bool:
-        """Whether a node is mirrored, so that it reads or makes the other form of a value."""
-        return node in self.mirrored and value in self.along[node]
+        forms = [v for v in (value, other) if isinstance(v, int)]
+        read = {
+            self.form(node, v)
+            for v in forms
+            for node in self.wiring.readers.get(v, ())
+            if node is not None and node.outputs != (other,)
+        } | {self.form(None, v) for v in forms if v in self.asked}
+        made = self.form(self.wiring.maker(value), value)
+        return not self.is_free(value) and not read <= {made}
 
     def is_free(self, value: Operand) -> bool:
-        """Whether both forms of a value are made without a reversal: they are equal, or count."""
+        """Whether both forms of an array are made without a reversal: they are equal, or count."""
         node, aval = self.wiring.maker(value), self.graph.aval(value)
         counts = node is not None and node.op == "iota" and not node.inputs and _holds_exactly(aval)
         is_asked = not self.asked.isdisjoint({value, self.reversals.get(value)})
         return (counts or self.is_uniform(value)) and not is_asked
 
     def is_uniform(self, value: Operand) -> bool:
-        """Whether both forms of a value are equal: all elements along the dim are, or there are
+        """Whether both forms of an array are equal: all elements along the dim are, or there are
         fewer than two."""
         dim, node = self.dims[value], self.wiring.maker(value)
-        if node is None or self.graph.aval(value).shape[dim] < 2:
-            return self.graph.aval(value).shape[dim] < 2
-        copies = node.op == "broadcast_in_dim" and dim not in node.params["broadcast_dimensions"]
-        return copies or (node.op == "iota" and node.params["dimension"] != dim)
+        return self.graph.aval(value).shape[dim] < 2 or (
+            node is not None
+            and (
+                (node.op == "broadcast_in_dim" and dim not in node.params["broadcast_dimensions"])
+                or (node.op == "iota" and dim != node.params["dimension"])
+            )
+        )
 
     # ---- new nodes -------------------------------------------------------------------------------
 
     def run(self) -> tuple[Node, ...]:
         """All nodes, in an order in which each one comes after those that it reads."""
         for node in self.graph.nodes:
-            if node.outputs[:1] and node.outputs[0] in self.sources:
-                continue
-            inputs = tuple(self.operand(node, node, v) for v in node.inputs)
-            if node not in self.mirrored:
-                self.nodes.append(replace(node, inputs=inputs))
-                self.made.update({(v, False): v for v in node.outputs})
-                continue
-            fields = mirror_image(self.graph, node, self.along[node])
-            outputs = tuple(self.name(v, True) for v in fields.get("outputs", node.outputs))
-            fields["inputs"] = inputs[::-1] if "inputs" in fields else inputs
-            self.nodes.append(replace(node, **{**fields, "outputs": outputs}))
-        for value in sorted(self.asked):
-            if value in self.dims:
-                self.operand(self.nodes[-1], None, value)
+            if self.sources.keys().isdisjoint(node.outputs):
+                inputs = tuple(self.operand(node, node, v) for v in node.inputs)
+                turned = node in self.mirrored
+                fields = mirror_image(self.graph, node, self.along[node]) if turned else {}
+                made = (self.form(node, v) for v in fields.get("outputs", node.outputs))
+                fields["outputs"] = tuple(map(self.name, made))
+                fields["inputs"] = inputs[::-1] if "inputs" in fields else inputs
+                self.nodes.append(replace(node, **fields))
+        for value in sorted(self.asked & self.dims.keys()):
+            self.operand(self.nodes[-1], None, value)
         return tuple(self.nodes)
 
-    def name(self, value: Operand, is_reversed: bool) -> int:
-        """The number of a form of a value that a new node makes."""
+    def name(self, form: Form) -> int:
+        """The number of a form that a new node makes."""
+        value, is_reversed = form
         found = self.reversals.get(value) if is_reversed else value
         if not isinstance(found, int):
             found = self.graph.new_value(self.graph.aval(value))
-        self.made[value, is_reversed] = found
+        self.made[form] = found
         return found
 
     def operand(self, like: Node, reader: Node | None, value: Operand) -> Operand:
@@ -419,38 +407,26 @@ class _Part(Writer):
         """
         if value not in self.dims:
             return value
-        source = self.sources.get(value, value)
-        turned = (value in self.sources) != self.is_mirrored(reader, value)
-        if (source, turned) not in self.made:
-            if not turned and self.wiring.maker(source) is None:
-                return source
-            self.make(like, source, turned)
-        return self.made[source, turned]
+        form = self.form(reader, value)
+        if form not in self.made:
+            self.make(like, form)
+        return self.made[form]
 
-    def make(self, reader: Node, value: Operand, is_reversed: bool) -> None:
-        """Makes one form of a value from the other form.
-
-        Arguments:
-          reader: the node that needs it.
-          value: a value that no reversal makes.
-          is_reversed: the form to make.
-        """
-        dim, aval = self.dims[value], self.graph.aval(value)
+    def make(self, reader: Node, form: Form) -> None:
+        """Makes one form of an array from the other form, for a node that reads it."""
+        value, is_reversed = form
         other = self.made.get((value, not is_reversed), value)
-        like = self.wiring.maker(self.reversals.get(value, value)) or reader
-        fields: dict[str, Any] = {
-            "op": "rev",
-            "primitive": lax.rev_p,
-            "params": {"dimensions": (dim,)},
-            "inputs": (other,),
-        }
+        if self.is_free(value) and self.is_uniform(value):
+            self.made[form] = other
+            return
+        aval, dim = self.graph.aval(value), self.dims[value]
+        fields: dict[str, Any] = {"op": "rev", "primitive": lax.rev_p, "inputs": (other,)}
+        fields["params"] = {"dimensions": (dim,)}
         if self.is_free(value):
-            if self.is_uniform(value):
-                self.made[value, is_reversed] = other
-                return
             last = constant(np.asarray(aval.shape[dim] - 1, aval.dtype))
             fields = {"op": "sub", "primitive": lax.sub_p, "params": {}, "inputs": (last, other)}
-        self.emit(like, aval, self.name(value, is_reversed), title="", **fields)
+        like = self.wiring.maker(self.reversals.get(value, value)) or reader
+        self.emit(like, aval, self.name(form), title="", **fields)
 
 
 def _holds_exactly(counter: Any) -> bool:
