@@ -100,25 +100,21 @@ def view_of(graph: Graph, node: Node | None, value: Operand, *, symbolic: bool =
       symbolic: whether cuts may be symbolic; otherwise such a value is a slice of itself.
     """
     own = View(value, whole(graph.aval(value).shape))
-    if node is None or node.op not in ("slice", "split", "pad"):
-        return own
-    params = node.params
-    source = node.inputs[0]
+    params, source = (node.params, node.inputs[0]) if node and node.inputs else ({}, value)
     shape = graph.aval(source).shape
-    match node.op:
+    match node.op if node else "":
         case "slice":
             strides = params["strides"] or (1,) * len(shape)
             cuts = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
         case "split":
-            ends = list(itertools.accumulate(params["sizes"], initial=0))
-            at = node.outputs.index(value)
-            cuts = with_cut(whole(shape), params["axis"], (ends[at], ends[at + 1], 1))
+            at = node.outputs.index(value) if node else 0
+            end = sum(params["sizes"][: at + 1])
+            cuts = with_cut(whole(shape), params["axis"], (end - params["sizes"][at], end, 1))
+        case "pad" if all(at_most(size, 0) for sides in params["padding_config"] for size in sides):
+            sides = zip(params["padding_config"], shape, strict=True)
+            cuts = ((-low, size + high, 1) for (low, high, _), size in sides)
         case _:
-            sides = params["padding_config"]
-            if not all(at_most(size, 0) for edges in sides for size in edges):
-                return own
-            pairs = zip(sides, shape, strict=True)
-            cuts = [(-low, size + high, 1) for (low, high, _), size in pairs]
+            return own
     found = tuple((plain(a), plain(b), plain(c)) for a, b, c in cuts)
     is_static = all(isinstance(i, int) for cut in found for i in cut)
     return View(source, found) if is_static or symbolic else own
@@ -138,29 +134,15 @@ def with_slices(graph: Graph, _: Set[int], __: Iterator[int]) -> Graph:
     nodes = []
     for node in graph.nodes:
         if node.op in ("slice", "pad"):
-            node = _compose(graph, node, makers)
+            x, cuts = view_of(graph, node, node.outputs[0])
+            first = view_of(graph, makers.get(x), x)
+            is_slice = x != node.outputs[0] and cuts and all(a < b for a, b, _ in cuts)
+            if is_slice and (first.source != x or node.op == "pad"):
+                fields = slicing(tuple(map(_through, first.cuts, cuts)))
+                node = dataclasses.replace(node, inputs=(first.source,), **fields)
         makers.update(dict.fromkeys(node.outputs, node))
         nodes.append(node)
     return dataclasses.replace(graph, nodes=tuple(nodes))
-
-
-def _compose(graph: Graph, node: Node, makers: dict[Operand, Node]) -> Node:
-    """A slice of what its operand was cut out of.
-
-    Arguments:
-      graph: the graph.
-      node: a slice or a pad.
-      makers: for each value before it, the node that makes the value.
-    """
-    x, cuts = view_of(graph, node, node.outputs[0])
-    if x == node.outputs[0] or not cuts or any(start >= end for start, end, _ in cuts):
-        return node
-    first = view_of(graph, makers.get(x), x)
-    if first.source == x and node.op == "slice":
-        return node
-    return dataclasses.replace(
-        node, inputs=(first.source,), **slicing(tuple(map(_through, first.cuts, cuts)))
-    )
 
 
 def _through(first: Cut, then: Cut) -> Cut:
@@ -256,39 +238,27 @@ def with_single_pads(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph
       asked: values that are read outside of the nodes, or whose types the program asks for.
       ids: unused numbers of nodes.
     """
-    others = set(asked)
-    sliced: set[Operand] = set()
+    others, sliced = set(asked), set[int]()
     for node in reversed(graph.nodes):
-        is_sum = (
-            node.op == "add_any" and node.outputs[0] in sliced and node.outputs[0] not in others
-        )
+        is_sum = node.op == "add_any" and node.outputs[0] in sliced - others
         readers = sliced if is_sum or node.op in ("slice", "split") else others
         readers.update(o for o in node.inputs if isinstance(o, int))
     writer = Writer(graph, asked, ids)
     for node in graph.nodes:
-        if node.op == "pad" and node.outputs[0] in sliced and node.outputs[0] not in others:
-            _single_pads(writer, node)
-        else:
+        if node.op != "pad" or node.outputs[0] not in sliced - others:
             writer.nodes.append(node)
+            continue
+        x, fill = node.inputs
+        config = [tuple(c) for c in node.params["padding_config"]]
+        shape, aval = list(graph.aval(x).shape), graph.avals[node.outputs[0]]
+        dims = [d for d, c in enumerate(config) if c != (0, 0, 0)] or [0]
+        for d in dims:
+            shape[d] = aval.shape[d]
+            own = tuple(c if e == d else (0, 0, 0) for e, c in enumerate(config))
+            value = node.outputs[0] if d == dims[-1] else None
+            fields = {"inputs": (x, fill), "params": {"padding_config": own}}
+            x = writer.emit(node, aval.update(shape=tuple(shape)), value, **fields)
     return dataclasses.replace(graph, nodes=tuple(writer.nodes))
-
-
-def _single_pads(writer: "Writer", pad: Node) -> None:
-    """Writes down a pad as pads of one dim each, in the order of the dims."""
-    x, fill = pad.inputs
-    config = pad.params["padding_config"]
-    dims = [d for d, c in enumerate(config) if tuple(c) != (0, 0, 0)] or [0]
-    before = writer.graph.aval(x).shape
-    out = writer.graph.avals[pad.outputs[0]]
-    for d in dims:
-        own = tuple(tuple(c) if e == d else (0, 0, 0) for e, c in enumerate(config))
-        x = writer.emit(
-            pad,
-            out.update(shape=(*out.shape[: d + 1], *before[d + 1 :])),
-            pad.outputs[0] if d == dims[-1] else None,
-            inputs=(x, fill),
-            params={"padding_config": own},
-        )
 
 
 # ---- join_slices --------------------------------------------------------------------------------
@@ -461,13 +431,19 @@ class Writer:
 
 
 class _Joins(Writer):
-    """Finds the joins of a graph; arguments as those of `Writer`."""
+    """Finds the joins of a graph; arguments as those of `Writer`.
+
+    Attributes:
+      kept: values that something else reads than slices of what is put together.
+      instead: for results that are not made, the values in their place.
+      taken: the slices that replace slices of what is put together.
+    """
 
     def __init__(self, graph: Graph, asked: Set[int], ids: Iterator[int]) -> None:
         super().__init__(graph, asked, ids)
         self.flow = Dataflow(graph)
         self.instead: dict[Operand, Operand] = {}
-        self.taken: dict[tuple[Operand, Cuts], Operand] = {}
+        self.taken: dict[tuple[Operand, Cuts, int | None], Operand] = {}
         self.kept = set(asked)
         sliced: Counter[Operand] = Counter()
         for node in reversed(graph.nodes):
@@ -488,7 +464,11 @@ class _Joins(Writer):
             inputs = tuple(self.instead.get(o, o) for o in node.inputs)
             node = dataclasses.replace(node, inputs=inputs)
             self.flow.makers.update(dict.fromkeys(node.outputs, node))
-        if self.slices_parts(node) and node.inputs[0] not in self.kept and self.read_through(node):
+        views = {value: view_of(self.graph, node, value) for value in node.outputs}
+        is_read = self.slices_parts(node) and node.inputs[0] not in self.kept
+        if is_read and all(self.is_better(*view) for view in views.values()):
+            made = {v: self.through(node, *view, v) for v, view in views.items()}
+            self.instead |= {v: new for v, new in made.items() if v != new}
             return
         dim, slices = self.parts(node) or (0, [])
         self.nodes.append(join_node(node, dim, slices) if self.moves(dim, slices) else node)
@@ -503,6 +483,8 @@ class _Joins(Writer):
             for source, same in taken.items()
         )
 
+    # ---- what is put together --------------------------------------------------------------------
+
     def cut(self, operand: Operand, dim: int) -> Slice:
         """A value as a slice along a dim of the value that it was cut out of."""
         view = view_of(self.graph, self.flow.maker(operand), operand, symbolic=True)
@@ -513,8 +495,6 @@ class _Joins(Writer):
             else Slice(operand, 0, size)
         )
 
-    # ---- slices of what is put together ----------------------------------------------------------
-
     def parts(self, node: Node | None) -> tuple[int, list[Slice]] | None:
         """What a concatenation, a pad or a sum of two pads puts together, and along which dim; None
         for other nodes."""
@@ -524,9 +504,24 @@ class _Joins(Writer):
             dim = int(node.params["dimension"])
             return dim, [self.cut(o, dim) for o in node.inputs]
         pads = [node] if node.op == "pad" else [*map(self.flow.maker, node.inputs)]
-        found = [p for p in map(self.slices_of_pad, pads) if p is not None]
-        is_along_one_dim = len(found) == len(pads) and len({dim for dim, _ in found}) == 1
-        return (found[0][0], sum_pads(*(s for _, s in found))) if is_along_one_dim else None
+        found = [self.slices_of_pad(pad) for pad in pads if pad is not None and pad.op == "pad"]
+        slices = [padded for _, padded in found if padded]
+        is_along_one_dim = len(slices) == len(pads) and len({dim for dim, _ in found}) == 1
+        return (found[0][0], sum_pads(*slices)) if is_along_one_dim else None
+
+    def slices_of_pad(self, pad: Node) -> tuple[int, Padded | None]:
+        """The dim of a pad along one dim, and its slices; None for other pads."""
+        x, value = pad.inputs
+        config = [tuple(map(plain, c)) for c in pad.params["padding_config"]]
+        dims = [d for d, c in enumerate(config) if c != (0, 0, 0)] or [0]
+        low, high, interior = config[dims[0]] if len(dims) == 1 and config else (0, 0, 1)
+        is_around = (
+            not interior and at_most(0, low) and at_most(0, high) and (low != 0 or high != 0)
+        )
+        padded = (Slice(value, 0, low), self.cut(x, dims[0]), Slice(value, 0, high))
+        return dims[0], padded if is_around else None
+
+    # ---- slices of what is put together ----------------------------------------------------------
 
     def slices_parts(self, node: Node) -> bool:
         """Whether a node slices what a concatenation or a pad puts together: neighbouring elements,
@@ -538,7 +533,7 @@ class _Joins(Writer):
     def is_within(self, x: Operand, cuts: Cuts) -> bool:
         """Whether cuts are those of `slices_parts`, or each operand of a sum is made for it and has
         such cuts."""
-        if (operands := self.summands(x)) is not None:
+        if operands := self.summands(x):
             return all(o not in self.kept and self.is_within(o, cuts) for o in operands)
         maker = self.flow.maker(x)
         parts = self.parts(maker)
@@ -549,26 +544,28 @@ class _Joins(Writer):
         is_cut = isinstance(self.graph.aval(x).shape[dim], int) and stride == 1 and start < end
         return is_cut and (maker.op == "pad" or has_all_beside(self.graph, View(x, cuts), dim))
 
-    def read_through(self, node: Node) -> bool:
-        """Puts slices of the parts in place of slices of a concatenation or pad; whether that is
-        better."""
-        mark, before = len(self.nodes), dict(self.taken)
-        found: dict[int, Operand] = {}
-        for value in node.outputs:
-            made = self.through(node, *view_of(self.graph, node, value), value)
-            if made is None:
-                del self.nodes[mark:]
-                self.taken = before
-                return False
-            found[value] = made
-        self.instead |= {value: made for value, made in found.items() if value != made}
-        return True
+    def summands(self, x: Operand) -> tuple[Operand, ...]:
+        """The operands of a sum of cotangents; none for other values."""
+        maker = self.flow.maker(x)
+        return maker.inputs if maker is not None and maker.op == "add_any" else ()
 
-    def through(
-        self, node: Node, x: Operand, cuts: Cuts, value: int | None = None
-    ) -> Operand | None:
-        """A slice of a concatenation or pad, of what this puts together; None where that is no
-        better.
+    def is_better(self, x: Operand, cuts: Cuts) -> bool:
+        """Whether slices of the parts of a value may replace a slice of it, as in `is_within`."""
+        if operands := self.summands(x):
+            return all(self.is_better(o, cuts) for o in operands)
+        dim, slices, bodies = self.composed(x, cuts)
+        is_whole = len(slices) == 1 or not any(s.is_cut for s in bodies)
+        return bool(bodies) and (is_whole or self.moves(dim, slices))
+
+    def composed(self, x: Operand, cuts: Cuts) -> tuple[int, list[Slice], list[Slice]]:
+        """The dim along which a value is put together, the slices of its parts that a slice of it
+        has, and those of them that are no copies of a scalar."""
+        dim, parts = self.parts(self.flow.maker(x)) or (0, [])
+        slices = within(parts, cuts[dim])
+        return dim, slices, [s for s in slices if self.graph.aval(s.source).shape]
+
+    def through(self, node: Node, x: Operand, cuts: Cuts, value: int | None = None) -> Operand:
+        """A slice of a concatenation or pad, of what this puts together.
 
         Arguments:
           node: slices it, or something made of it.
@@ -576,65 +573,38 @@ class _Joins(Writer):
           cuts: where it is cut.
           value: the number of the slice; None for a new one.
         """
-        maker, aval = self.flow.maker(x), self.graph.aval(x).update(shape=shape_of(cuts))
-        assert maker is not None
-        if self.summands(x) is not None:
-            inputs = [self.through(node, o, cuts) for o in maker.inputs]
-            is_made = all(o is not None for o in inputs)
-            return self.emit(maker, aval, value, inputs=tuple(inputs)) if is_made else None
-        parts = self.parts(maker)
-        assert parts is not None
-        dim, slices = parts[0], within(parts[1], cuts[parts[0]])
-        bodies = [s for s in slices if self.graph.aval(s.source).shape]
-        is_join = len(slices) > 1 and self.moves(dim, slices)
-        if not bodies or (len(slices) > 1 and not is_join and any(s.is_cut for s in bodies)):
-            return None
+        assert isinstance(x, int)
+        maker, aval = self.flow.makers[x], self.graph.avals[x].update(shape=shape_of(cuts))
+        if operands := self.summands(x):
+            inputs = tuple(self.through(node, o, cuts) for o in operands)
+            return self.emit(maker, aval, value, inputs=inputs)
+        dim, slices, bodies = self.composed(x, cuts)
         if len(slices) == 1:
             source, start, size, _ = slices[0]
             return self.take(node, source, with_cut(cuts, dim, (start, start + size, 1)), value)
-        for k, s in enumerate(slices):
-            slices[k] = s._replace(start=0)
-            if s in bodies:
-                own = with_cut(cuts, dim, (0, self.graph.aval(s.source).shape[dim], 1))
-                slices[k] = s._replace(source=self.take(node, s.source, own))
+        is_join = self.moves(dim, slices)
+        sizes = [self.graph.aval(s.source).shape[dim] for s in bodies]
+        wholes = [with_cut(cuts, dim, (0, size, 1)) for size in sizes]
+        taken = {s: self.take(node, s.source, own) for s, own in zip(bodies, wholes, strict=True)}
+        slices = [
+            s._replace(source=taken[s]) if s in taken else s._replace(start=0) for s in slices
+        ]
         if is_join:
             return self.emit(join_node(node, dim, slices), aval, value)
         if len(bodies) == len(slices):
             return self.emit(maker, aval, value, inputs=tuple(s.source for s in slices))
         # A pad with fewer copies of its scalar, before and behind one whole value.
-        at = next(k for k, s in enumerate(slices) if self.graph.aval(s.source).shape)
-        shape = (sum(s.size for s in slices[:at]), 0, aval.shape[dim])
-        return self.pad(maker, slices[at].source, maker.inputs[1], dim, shape, value)
+        (x,) = taken.values()
+        low = 0 if slices[0].source == x else slices[0].size
+        return self.pad(maker, x, maker.inputs[1], dim, (low, 0, aval.shape[dim]), value)
 
     def take(self, node: Node, x: Operand, cuts: Cuts, value: int | None = None) -> Operand:
         """A slice of a value; arguments as those of `through`."""
         if cuts == whole(self.graph.aval(x).shape) and value not in self.asked:
             return x
-        if value is None and (x, cuts) in self.taken:
-            return self.taken[x, cuts]
-        is_within = x not in self.kept and self.is_within(x, cuts)
-        found = self.through(node, x, cuts, value) if is_within else None
-        if found is None:
-            found = self.slice(node, x, cuts, value)
-        if value is None:
-            self.taken[x, cuts] = found
-        return found
-
-    def summands(self, x: Operand) -> tuple[Operand, ...] | None:
-        """The operands of a sum of cotangents; None for other values."""
-        maker = self.flow.maker(x)
-        return maker.inputs if maker is not None and maker.op == "add_any" else None
-
-    def slices_of_pad(self, pad: Node | None) -> tuple[int, Padded] | None:
-        """The dim of a pad along one dim, and its slices; None for other nodes."""
-        if pad is None or pad.op != "pad":
-            return None
-        x, value = pad.inputs
-        config = [tuple(map(plain, c)) for c in pad.params["padding_config"]]
-        dims = [d for d, c in enumerate(config) if c != (0, 0, 0)]
-        if len(dims) != 1:
-            return None
-        low, high, interior = config[dims[0]]
-        if interior or not (at_most(0, low) and at_most(0, high)):
-            return None
-        return dims[0], (Slice(value, 0, low), self.cut(x, dims[0]), Slice(value, 0, high))
+        key = x, cuts, value
+        if key not in self.taken:
+            is_within = x not in self.kept and self.is_within(x, cuts)
+            made = self.through if is_within and self.is_better(x, cuts) else self.slice
+            self.taken[key] = made(node, x, cuts, value)
+        return self.taken[key]
