@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,40 +49,28 @@ def split_dim(row: Row) -> int:
     return atom.dim
 
 
-def halo_rows(op: Op, dims: Sequence[int]) -> list[Row]:
+def halo_rows(op: Op, dims: Sequence[int], aligned: Collection[int] = ()) -> list[Row]:
     """Rows that split a dim of operands and results; an operand shorter than the mesh axis stays B.
 
     Arguments:
       op: the equation.
       dims: the dims to split, one for each row.
+      aligned: those of them along which nothing is sent.
     """
 
     def atom(aval: Any, d: int) -> Atom:
         return Split(d) if len(aval.shape) > d and aval.shape[d] >= op.axis_size else B
 
     rows = [
-        Row(tuple(atom(a, d) for a in op.ins), (Split(d),) * len(op.outs), kernel="halo")
+        Row(
+            tuple(atom(a, d) for a in op.ins),
+            (Split(d),) * len(op.outs),
+            kernel="aligned" if d in aligned else "halo",
+        )
         for d in dims
         if all(a.shape[d] > 0 for a in (*op.ins, *op.outs) if a.shape)
     ]
     return [row for row in rows if any(isinstance(a, Split) for a in row.ins)]
-
-
-def window_exchanges(op: Op, row: Row, windows_of: Callable[..., Windows]) -> list[Exchange]:
-    """One exchange for each operand that windows read along the split dim.
-
-    Arguments:
-      op: the equation.
-      row: the row.
-      windows_of: gives the windows along a dim, from the parameters, the dim, and its sizes in an
-          operand and in the result.
-    """
-    d, n = split_dim(row), op.axis_size
-    return [
-        windows_of(op.params, d, a.shape[d], op.outs[0].shape[d]).exchange(k, d, n)
-        for k, a in enumerate(op.ins)
-        if a.shape
-    ]
 
 
 def exchanging(
@@ -106,95 +94,91 @@ def exchanging(
     return exchanges
 
 
-def windows_along(
-    windows_of: Callable[..., Windows], params: dict[str, Any], source: Any, out: Any
-) -> list[Windows]:
+def windows_along(params: dict[str, Any], source: Any, out: Any) -> list[Windows]:
     """For each dim, how the result's elements read the source's.
 
     Arguments:
-      windows_of: as for `window_exchanges`.
       params: parameters of the equation.
       source: aval of what is read.
       out: aval with one element for each window.
     """
-    return [
-        windows_of(params, d, size, result)
-        for d, (size, result) in enumerate(zip(source.shape, out.shape, strict=True))
-    ]
+    sizes = zip(source.shape, out.shape, strict=True)
+    return [Windows.of(params, d, *pair) for d, pair in enumerate(sizes)]
+
+
+def window_exchanges(op: Op, row: Row) -> list[Exchange]:
+    """One exchange for each operand that windows read along the split dim."""
+    d, arrays = split_dim(row), [(k, a) for k, a in enumerate(op.ins) if a.shape]
+    windows = ((k, windows_along(op.params, a, op.outs[0])[d]) for k, a in arrays)
+    return [along.exchange(k, d, op.axis_size) for k, along in windows]
 
 
 def split_windows(
-    ctx: LocalContext, windows_of: Callable[..., Windows], operand: int = 0, out: Any = None
+    ctx: LocalContext, operand: int = 0, out: Any = None
 ) -> Iterator[tuple[int, Windows, tuple[tuple[str, int], ...]]]:
     """The dims that are split and along which results read other elements than their own, each with
     its windows and with the mesh axes that split it.
 
     Arguments:
       ctx: the kernel's place.
-      windows_of: as for `window_exchanges`.
       operand: the position of what is read.
       out: aval with one element for each window; None for the result.
     """
     out = ctx.global_outs[0] if out is None else out
-    along = windows_along(windows_of, ctx.params, ctx.global_ins[operand], out)
-    for d, windows in enumerate(along):
+    for d, windows in enumerate(windows_along(ctx.params, ctx.global_ins[operand], out)):
         if ctx.in_axes(operand, d) and not windows.is_identity:
             yield d, windows, ctx.in_axes(operand, d)
 
 
-def _is_aligned(windows: Windows, axes: Sequence[tuple[str, int]]) -> bool:
-    """Whether nothing is exchanged along a dim that mesh axes split."""
-    return windows.is_aligned(math.prod(n for _, n in axes))
-
-
-def _moving_rows(op: Op, dims: Sequence[int], windows: Sequence[Windows]) -> list[Row]:
-    """The rows of `halo_rows`, with the kernel `aligned` for those that send nothing.
+def fetch_windows(
+    ctx: LocalContext, xs: Sequence[Any], fills: Sequence[Any]
+) -> tuple[Sequence[Any], list[int]]:
+    """Operands with the elements that their windows read along split dims; and the dims along which
+    devices exchange elements. There, the results have read padding and holes between elements.
 
     Arguments:
-      op: the equation.
-      dims: the dims to split, one for each row.
-      windows: what the results read along each dim.
+      ctx: the kernel's place.
+      xs: shards of the operands.
+      fills: for each operand, the scalar for padding; None where its values do not matter.
     """
-    return [
-        replace(row, kernel="aligned") if windows[split_dim(row)].is_aligned(op.axis_size) else row
-        for row in halo_rows(op, dims)
-    ]
+    dims = []
+    for d, windows, axes in split_windows(ctx):
+        if ctx.out_axes(0, d) and not windows.is_aligned(math.prod(n for _, n in axes)):
+            (over,) = axes
+            pairs = zip(xs, fills, strict=True)
+            xs = [padded_shard(ctx, x, d, over, windows, fill) for x, fill in pairs]
+            dims.append(d)
+    return xs, dims
+
+
+def _window_rows(op: Op, windows: Sequence[Windows]) -> list[Row]:
+    """The rows of a slice or a pad: dims that it does not cut or pad split, and the others with an
+    exchange where elements change shards."""
+    moved = [d for d, along in enumerate(windows) if not along.is_identity]
+    aligned = [d for d in moved if windows[d].is_aligned(op.axis_size)]
+    return [*rows_beside(op, moved), *moved_rows(op), *halo_rows(op, moved, aligned)]
 
 
 # ---- slice --------------------------------------------------------------------------------------
-
-
-def _slice_windows(params: dict[str, Any], dim: int, size: int, out: int) -> Windows:
-    """The windows of a slice along a dim: one element each."""
-    strides = params["strides"]
-    return Windows(
-        size=size, out=out, stride=strides[dim] if strides else 1, low=-params["start_indices"][dim]
-    )
 
 
 def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """Slices the shard. Where a split dim is cut, the device has the elements of its own results or
     fetches them if the result is split there; otherwise it puts the elements that it owns at their
     places."""
-    (x,) = args
-    start, strides = list(ctx.params["start_indices"]), list(ctx.params["strides"] or (1,) * x.ndim)
-    owned: list[tuple[int, Windows]] = []
-    for d, windows, axes in split_windows(ctx, _slice_windows):
-        if ctx.local_outs[0][d] == windows.out:
-            owned.append((d, windows))
-            start[d], strides[d] = 0, 1
-        elif not _is_aligned(windows, axes):
-            (over,) = axes
-            x, start[d] = padded_shard(ctx, x, d, over, windows, None), 0
-    limit = [
-        x.shape[d] if ctx.in_axes(0, d) else end
-        for d, end in enumerate(ctx.params["limit_indices"])
-    ]
+    (x,), fetched = fetch_windows(ctx, args, (None,))
+    owned = {d: windows for d, windows, _ in split_windows(ctx) if not ctx.out_axes(0, d)}
+    start, limit = ctx.params["start_indices"], ctx.params["limit_indices"]
+    strides = ctx.params["strides"] or (1,) * x.ndim
     (out,) = bind_with(
-        ctx, (x,), start_indices=tuple(start), limit_indices=tuple(limit), strides=tuple(strides)
+        ctx,
+        (x,),
+        start_indices=tuple(0 if d in (*fetched, *owned) else n for d, n in enumerate(start)),
+        limit_indices=tuple(x.shape[d] if ctx.in_axes(0, d) else n for d, n in enumerate(limit)),
+        strides=tuple(1 if d in owned else n for d, n in enumerate(strides)),
     )
     # The elements that this device owns, at their places in the whole result.
-    for d, windows in owned:
+    for d, windows in owned.items():
         places = lax.iota(jnp.int32, windows.out) * windows.stride - windows.low
         out = owned_along(ctx, out, places - ctx.in_offset(0, d), d)
     return [out]
@@ -204,7 +188,7 @@ def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     "slice",
     traits=Traits(moves=True, scales="together"),
     local=_slice_local,
-    exchanges=lambda op, row: window_exchanges(op, row, _slice_windows),
+    exchanges=window_exchanges,
     kernels=(
         Kernel(
             name="masked_slice",
@@ -217,20 +201,15 @@ def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 )
 def _slice(op: Op) -> Sequence[Row]:
     """Whole dims split; a cut dim splits with halo exchange, or with a partial result."""
-    windows = windows_along(_slice_windows, op.params, op.ins[0], op.outs[0])
-    cut = [d for d, w in enumerate(windows) if not w.is_identity]
-    rows = [
-        *rows_beside(op, cut),
-        *moved_rows(op),
-        *_moving_rows(op, cut, windows),
-    ]
+    windows = windows_along(op.params, op.ins[0], op.outs[0])
+    rows = _window_rows(op, windows)
     monoid = owned_monoid(op.outs[0].dtype)
     if monoid and all(op.outs[0].shape):
         # A partial result that is larger costs more to reduce than the operand to gather. Where
         # nothing is exchanged, the row that splits the result is the better one, too.
         rows += [
             Row((Split(d),), (Unreduced(monoid),), kernel="masked_slice")
-            for d in cut
+            for d in range(len(windows))
             if 2 * op.outs[0].shape[d] < op.ins[0].shape[d]
             and not windows[d].is_aligned(op.axis_size)
         ]
@@ -281,42 +260,27 @@ def _split(op: Op) -> Sequence[Row]:
 # ---- pad ----------------------------------------------------------------------------------------
 
 
-def _pad_windows(params: dict[str, Any], dim: int, size: int, out: int) -> Windows:
-    """The windows of a pad along a dim; interior padding is a base dilation."""
-    low, _, interior = params["padding_config"][dim]
-    return Windows(size=size, out=out, low=low, base=interior + 1)
-
-
 def _pad_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """Fetches the elements of the device's own results along split dims if it does not have them,
     and pads the other dims."""
-    x, value = args
+    (x,), fetched = fetch_windows(ctx, args[:1], args[1:])
     config = list(ctx.params["padding_config"])
-    for d, windows, axes in split_windows(ctx, _pad_windows):
-        if _is_aligned(windows, axes):
-            config[d] = (windows.low, windows.base - 1 - windows.low, windows.base - 1)
-        else:
-            (over,) = axes
-            x, config[d] = padded_shard(ctx, x, d, over, windows, value), (0, 0, 0)
-    return bind_with(ctx, (x, value), padding_config=tuple(config))
+    for d, windows, _ in split_windows(ctx):
+        edges = windows.low, windows.base - 1 - windows.low, windows.base - 1
+        config[d] = (0, 0, 0) if d in fetched else edges
+    return bind_with(ctx, (x, args[1]), padding_config=tuple(config))
 
 
 @rule(
     "pad",
     traits=Traits(moves=True, scales="together"),
     local=_pad_local,
-    exchanges=lambda op, row: window_exchanges(op, row, _pad_windows),
+    exchanges=window_exchanges,
 )
 def _pad(op: Op) -> Sequence[Row]:
     """The operand and the padding value are partial together: parts of the value 1.0 join to 1.0,
     so the padding is right."""
-    padded = [d for d, c in enumerate(op.params["padding_config"]) if tuple(c) != (0, 0, 0)]
-    windows = windows_along(_pad_windows, op.params, op.ins[0], op.outs[0])
-    return [
-        *rows_beside(op, padded),
-        *moved_rows(op),
-        *_moving_rows(op, [d for d in padded if op.ins[0].shape[d] >= op.axis_size], windows),
-    ]
+    return _window_rows(op, windows_along(op.params, op.ins[0], op.outs[0]))
 
 
 # ---- rev ----------------------------------------------------------------------------------------
@@ -518,7 +482,7 @@ def _joining(op: Op) -> Sequence[Row]:
     exchange, or without one where each element stays in its place."""
     axis = int(op.params["dimension"])
     stays = _is_in_place(op.params, op.ins, op.outs[0])
-    along = [replace(row, kernel="aligned") if stays else row for row in halo_rows(op, [axis])]
+    along = halo_rows(op, [axis], aligned=[axis] if stays else [])
     return [*rows_beside(op, [axis]), *moved_rows(op), *along]
 
 

@@ -21,6 +21,7 @@ from sbp.signatures.factors import (
 from sbp.signatures.families.linalg import bilinear_rows
 from sbp.signatures.families.structural import (
     exchanging,
+    fetch_windows,
     halo_rows,
     split_windows,
     window_exchanges,
@@ -416,31 +417,6 @@ def _halo_rows(op: Op) -> Iterator[Row]:
 # ---- windows ------------------------------------------------------------------------------------
 
 
-def windows_of(params: dict[str, Any], dim: int, size: int, out: int) -> Windows:
-    """How the windows of a reduction lie along a dim.
-
-    Arguments:
-      params: parameters of the primitive.
-      dim: the dim.
-      size: its size in the operand that windows read.
-      out: its size in the result.
-    """
-
-    def of(name: str) -> int:
-        found = params.get(name)
-        return found[dim] if found is not None else 1
-
-    return Windows(
-        size=size,
-        out=out,
-        stride=of("window_strides"),
-        low=params["padding"][dim][0],
-        window=of("window_dimensions"),
-        dilation=of("window_dilation"),
-        base=of("base_dilation"),
-    )
-
-
 def _sliding_rows(
     op: Op,
     operand: Any,
@@ -458,7 +434,7 @@ def _sliding_rows(
       partial: the rows with partial operands.
       exchanges: the dims that may split where windows slide along them; None for all.
     """
-    along = windows_along(windows_of, op.params, operand, out)
+    along = windows_along(op.params, operand, out)
     slides = [d for d, windows in enumerate(along) if not windows.is_identity]
     shapes = [a.shape for a in (*op.ins, *op.outs) if a.shape]
     halo = [
@@ -467,31 +443,6 @@ def _sliding_rows(
         if (exchanges is None or d in exchanges) and all(s[d] >= op.axis_size for s in shapes)
     ]
     return [*rows_beside(op, slides), *partial, *halo_rows(op, halo)]
-
-
-def _fetch_operands(
-    ctx: LocalContext, xs: Sequence[Any], fills: Sequence[Any]
-) -> tuple[list[Any], dict[str, Any]]:
-    """The operands of a window reduction, with the elements that their windows read along split
-    dims; and the parameters that change with them.
-
-    Arguments:
-      ctx: the kernel's place.
-      xs: shards of the operands.
-      fills: for each operand, the scalar for padding.
-    """
-    out, dims = list(xs), []
-    for d, windows, (over,) in split_windows(ctx, windows_of):
-        out = [
-            padded_shard(ctx, x, d, over, windows, fill) for x, fill in zip(out, fills, strict=True)
-        ]
-        dims.append(d)
-    # The exchange has padded these dims, and put holes between elements.
-    return out, {
-        name: tuple(value if d in dims else own for d, own in enumerate(ctx.params[name]))
-        for name, value in {"padding": (0, 0), "base_dilation": 1}.items()
-        if dims and ctx.params.get(name) is not None
-    }
 
 
 def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -509,12 +460,13 @@ def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         fills = others
     else:
         fills = [neutral(name.rsplit("_", 1)[-1], args[0].dtype)]
-    fetched, changes = _fetch_operands(ctx, xs, fills)
-    return bind_with(ctx, [*fetched, *others], **changes)
-
-
-def _reduce_exchanges(op: Op, row: Row) -> list[Exchange]:
-    return window_exchanges(op, row, windows_of)
+    xs, dims = fetch_windows(ctx, xs, fills)
+    changes = {
+        name: tuple(value if d in dims else own for d, own in enumerate(ctx.params[name]))
+        for name, value in {"padding": (0, 0), "base_dilation": 1}.items()
+        if dims and ctx.params.get(name) is not None
+    }
+    return bind_with(ctx, [*xs, *others], **changes)
 
 
 @rule(
@@ -523,13 +475,13 @@ def _reduce_exchanges(op: Op, row: Row) -> list[Exchange]:
     "reduce_window_min",
     traits=lambda name: Traits(pointwise=True, reduces=name.rsplit("_", 1)[-1]),
     local=_reduce_local,
-    exchanges=_reduce_exchanges,
+    exchanges=window_exchanges,
 )
 def _reduce_window(op: Op) -> Sequence[Row]:
     return _sliding_rows(op, op.ins[0], op.outs[0], monoid_rows(op, op.name.rsplit("_", 1)[-1]))
 
 
-@rule("reduce_window", traits=Traits(), local=_reduce_local, exchanges=_reduce_exchanges)
+@rule("reduce_window", traits=Traits(), local=_reduce_local, exchanges=window_exchanges)
 def _reduce_window_by(op: Op) -> Sequence[Row]:
     """A window reduction by any function.
 
@@ -555,7 +507,7 @@ rule(
     "select_and_gather_add",
     traits=Traits(moves=True),
     local=_reduce_local,
-    exchanges=_reduce_exchanges,
+    exchanges=window_exchanges,
 )(lambda op: _sliding_rows(op, op.ins[0], op.outs[0], moved_rows(op, (0,))))
 
 
@@ -578,7 +530,7 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     own elements of the result."""
     source, operand = args
     padding, cuts = list(map(tuple, ctx.params["padding"])), []
-    for d, windows, ((axis, n),) in split_windows(ctx, windows_of, 1, ctx.global_ins[0]):
+    for d, windows, ((axis, n),) in split_windows(ctx, 1, ctx.global_ins[0]):
         cotangents, read = _touching(windows, n)
         source = fetch_filled(ctx, source, d, axis, cotangents, np.zeros((), source.dtype))
         operand = fetch_filled(
@@ -601,7 +553,7 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _scatter_needs(op: Op, dim: int) -> Iterator[tuple[int, Need]]:
     """What devices need of the cotangents and of the operand."""
     source, operand = op.ins
-    windows = windows_of(op.params, dim, operand.shape[dim], source.shape[dim])
+    windows = Windows.of(op.params, dim, operand.shape[dim], source.shape[dim])
     return enumerate(_touching(windows, op.axis_size))
 
 

@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -391,6 +391,33 @@ class Windows:
     window: int = 1
     dilation: int = 1
     base: int = 1
+
+    @staticmethod
+    def of(params: Mapping[str, Any], dim: int, size: int, out: int) -> "Windows":
+        """How a slice, a pad or a reduction over windows reads a dim.
+
+        Arguments:
+          params: parameters of the primitive.
+          dim: the dim.
+          size: its size in the operand.
+          out: its size in the result.
+        """
+        if "padding_config" in params:
+            low, _, interior = params["padding_config"][dim]
+            return Windows(size=size, out=out, low=low, base=interior + 1)
+
+        def along(name: str) -> int:
+            return (params.get(name) or {dim: 1})[dim]
+
+        return Windows(
+            size=size,
+            out=out,
+            stride=along("strides" if "strides" in params else "window_strides"),
+            low=params["padding"][dim][0] if "padding" in params else -params["start_indices"][dim],
+            window=along("window_dimensions"),
+            dilation=along("window_dilation"),
+            base=along("base_dilation"),
+        )
 
     @property
     def is_identity(self) -> bool:
