@@ -29,7 +29,6 @@ from sbp.trace.slices import (
     join_node,
     padding,
     resize,
-    sum_pads,
     view_of,
     whole,
     with_cut,
@@ -107,8 +106,8 @@ class Maker(Writer):
         out, low, step = self.graph.avals[node.outputs[0]].shape[dim], *place
         after = whole_size - start - size
         if (start and low >= step) or (after and low + size * step < out):
-            fills = Slice(fill, 0, start), Slice(fill, 0, after)
-            kept = sum_pads((fills[0], Slice(x, start, size), fills[1]))
+            kept = [Slice(fill, 0, start), Slice(x, start, size), Slice(fill, 0, after)]
+            kept = [s for s in kept if s.size]
             if start == low and step == 1 and out == whole_size:
                 return join_node(node, dim, kept)
             like = dataclasses.replace(node, title="pad")

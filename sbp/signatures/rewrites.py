@@ -64,6 +64,7 @@ class Wiring(Dataflow):
           dim: its dim.
           made: whether the value is a result.
         """
+
         for row in self._rows(node):
             values, atoms = (node.outputs, row.outs) if made else (node.inputs, row.ins)
             pairs = zip(values, atoms, strict=True)
@@ -130,11 +131,9 @@ def bound_to(
     dims: dict[Operand, int] = {value: dim}
     nodes: dict[Node, Sequence[Bound]] = {}
     pending: list[Operand] = [value]
-    while pending:
-        found = pending.pop()
+    for found in pending:
         for node, made in wiring.beside(found) if isinstance(found, int) else ():
-            bound = () if node in nodes else along(node, found, dims[found], made)
-            if bound:
+            if node not in nodes and (bound := along(node, found, dims[found], made)):
                 nodes[node] = bound
                 pending += dict.fromkeys(v for v, _ in bound if v not in dims)
                 if any(dims.setdefault(v, d) != d for v, d in bound):
@@ -200,19 +199,17 @@ def mirror_image(graph: Graph, node: Node, dims: Mapping[Operand, int]) -> dict[
     dim, params = dims[node.outputs[0]], node.params
     match node.op:
         case "slice":
-            view = view_of(graph, node, node.outputs[0])
-            start, end, stride = view.cuts[dim]
-            size = graph.aval(view.source).shape[dim]
+            x, cuts = view_of(graph, node, node.outputs[0])
+            (start, end, stride), size = cuts[dim], graph.aval(x).shape[dim]
             last = start + (end - 1 - start) // stride * stride
             turned = (size - 1 - last, size - start, stride) if start < end else (0, 0, 1)
-            return slicing(with_cut(view.cuts, dim, turned))
+            return slicing(with_cut(cuts, dim, turned))
         case "split" if params["axis"] == dim:
             sizes = tuple(params["sizes"][::-1])
             return {"params": {**params, "sizes": sizes}, "outputs": node.outputs[::-1]}
         case "pad":
-            sides = [tuple(side) for side in params["padding_config"]]
-            low, high, interior = sides[dim]
-            sides[dim] = (high, low, interior)
+            sides = [(*side,) for side in params["padding_config"]]
+            sides[dim] = (sides[dim][1], sides[dim][0], sides[dim][2])
             return {"params": {**params, "padding_config": tuple(sides)}}
         case "concatenate" if params["dimension"] == dim:
             return {"inputs": node.inputs[::-1]}

@@ -166,26 +166,19 @@ def _sum_before_pads(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph
     reads = Counter[Operand](o for node in graph.nodes for o in node.inputs)
     reads.update(graph.outputs)
     pads: dict[Operand, Node] = {}
-    nodes: dict[int, Node] = {}
+    nodes: list[Node] = []
     for node in graph.nodes:
-        nodes[node.id] = node
+        is_sum = node.op == "add_any" and asked.isdisjoint(node.inputs)
+        first, second = map(pads.get, node.inputs) if is_sum else (None, None)
+        if first and second and _padding(graph, first) == _padding(graph, second):
+            value, zero = graph.new_value(graph.aval(first.inputs[0])), second.inputs[1]
+            summands = first.inputs[0], second.inputs[0]
+            nodes.append(replace(node, inputs=summands, outputs=(value,)))
+            node = replace(second, id=next(ids), inputs=(value, zero), outputs=node.outputs)
+        nodes.append(node)
         if _adds_zeros(node) and reads[node.outputs[0]] == 1:
             pads[node.outputs[0]] = node
-        if node.op != "add_any" or not asked.isdisjoint(node.inputs):
-            continue
-        first, second = map(pads.get, node.inputs)
-        if first is None or second is None or _padding(graph, first) != _padding(graph, second):
-            continue
-        value = graph.new_value(graph.aval(first.inputs[0]))
-        whole = replace(
-            second, id=next(ids), inputs=(value, second.inputs[1]), outputs=node.outputs
-        )
-        del nodes[first.id], nodes[second.id]
-        nodes[node.id] = replace(node, inputs=(first.inputs[0], second.inputs[0]), outputs=(value,))
-        nodes[whole.id] = whole
-        if reads[whole.outputs[0]] == 1:
-            pads[whole.outputs[0]] = whole
-    return replace(graph, nodes=tuple(nodes.values()))
+    return replace(graph, nodes=tuple(without_unread(nodes, asked)))
 
 
 def _adds_zeros(node: Node) -> bool:

@@ -29,6 +29,7 @@ from sbp.signatures.kernels.halo import (
 from sbp.signatures.kernels.shards import (
     ReshapeGroup,
     along,
+    changed_along,
     owned_along,
     picked_along,
     split_groups,
@@ -168,14 +169,13 @@ def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     places."""
     (x,), fetched = fetch_windows(ctx, args, (None,))
     owned = {d: windows for d, windows, _ in split_windows(ctx) if not ctx.out_axes(0, d)}
-    start, limit = ctx.params["start_indices"], ctx.params["limit_indices"]
-    strides = ctx.params["strides"] or (1,) * x.ndim
+    ends = enumerate(ctx.params["limit_indices"])
     (out,) = bind_with(
         ctx,
         (x,),
-        start_indices=tuple(0 if d in (*fetched, *owned) else n for d, n in enumerate(start)),
-        limit_indices=tuple(x.shape[d] if ctx.in_axes(0, d) else n for d, n in enumerate(limit)),
-        strides=tuple(1 if d in owned else n for d, n in enumerate(strides)),
+        limit_indices=tuple(x.shape[d] if ctx.in_axes(0, d) else end for d, end in ends),
+        **changed_along(ctx.params, (*fetched, *owned), start_indices=0),
+        **changed_along(ctx.params, owned, strides=1),
     )
     # The elements that this device owns, at their places in the whole result.
     for d, windows in owned.items():
@@ -416,15 +416,13 @@ def _needs(params: dict[str, Any], ins: Sequence[Any], n: int) -> list[Pieces]:
       ins: avals of the operands.
       n: number of devices along the mesh axis.
     """
-    parts: list[list[tuple[int, int, int]]] = [[] for _ in ins]
-    at = 0
-    for operand, start, size in _pieces(params, ins):
-        parts[operand].append((at, start, size))
-        at += size
+    pieces = _pieces(params, ins)
+    *places, out = itertools.accumulate((size for _, _, size in pieces), initial=0)
     sizes = [a.shape[params["dimension"]] if a.shape else 0 for a in ins]
+    placed = [(k, (at, *part)) for at, (k, *part) in zip(places, pieces, strict=True)]
     return [
-        Pieces(-(-size // n), -(-at // n), n, tuple(p))
-        for size, p in zip(sizes, parts, strict=True)
+        Pieces(-(-size // n), -(-out // n), n, tuple(part for k, part in placed if k == operand))
+        for operand, size in enumerate(sizes)
     ]
 
 

@@ -35,7 +35,7 @@ from sbp.signatures.kernels.halo import (
     of_device,
     padded_shard,
 )
-from sbp.signatures.kernels.shards import neutral, sum_dtype, without_padding
+from sbp.signatures.kernels.shards import changed_along, neutral, sum_dtype, without_padding
 from sbp.signatures.rule import LocalContext, Op, Row, Shape, Traits, bind_with, rule
 from sbp.types import B, P, Split
 
@@ -182,15 +182,11 @@ def convolve_uneven(
     out = params["preferred_element_type"] or jnp.result_type(lhs, rhs)
     results = []
     for term in terms:
-        changed = {name: list(params[name]) for name in _ALONE}
-        for dim in term.folded:
-            for name, value in _ALONE.items():
-                changed[name][dim.number] = value
         found = convolve(
             term.lhs,
             term.rhs,
             preferred_element_type=sum_dtype(np.dtype(out)),
-            **{name: tuple(value) for name, value in changed.items()},
+            **changed_along(params, [dim.number for dim in term.folded], **_ALONE),
         )
         for dim in reversed(term.folded):
             found = dim.unfold(found, numbers.out_spec[0])
@@ -461,11 +457,7 @@ def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     else:
         fills = [neutral(name.rsplit("_", 1)[-1], args[0].dtype)]
     xs, dims = fetch_windows(ctx, xs, fills)
-    changes = {
-        name: tuple(value if d in dims else own for d, own in enumerate(ctx.params[name]))
-        for name, value in {"padding": (0, 0), "base_dilation": 1}.items()
-        if dims and ctx.params.get(name) is not None
-    }
+    changes = changed_along(ctx.params, dims, padding=(0, 0), base_dilation=1)
     return bind_with(ctx, [*xs, *others], **changes)
 
 
@@ -529,7 +521,7 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """Runs all windows that touch the shard, on the elements that they read, and keeps the shard's
     own elements of the result."""
     source, operand = args
-    padding, cuts = list(map(tuple, ctx.params["padding"])), []
+    cuts = []
     for d, windows, ((axis, n),) in split_windows(ctx, 1, ctx.global_ins[0]):
         cotangents, read = _touching(windows, n)
         source = fetch_filled(ctx, source, d, axis, cotangents, np.zeros((), source.dtype))
@@ -541,8 +533,8 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         room = max(0, *(abs(chunk * i - s) for i, s in enumerate(read.starts)), chunk)
         config = [(room, room, 0) if e == d else (0, 0, 0) for e in range(operand.ndim)]
         cuts.append((d, config, ctx.in_offset(1, d) - of_device(read.starts, axis) + room, chunk))
-        padding[d] = (0, 0)
-    (out,) = bind_with(ctx, (source, operand), padding=tuple(padding))
+    dims = [d for d, *_ in cuts]
+    (out,) = bind_with(ctx, (source, operand), **changed_along(ctx.params, dims, padding=(0, 0)))
     for d, config, start, chunk in cuts:
         out = lax.dynamic_slice_in_dim(
             lax.pad(out, np.zeros((), out.dtype), config), start, chunk, d

@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,24 @@ def sum_dtype(dtype: Any) -> Any:
     bits."""
     narrow = jnp.issubdtype(dtype, np.floating) and dtype.itemsize < 4
     return np.dtype(np.float32) if narrow else dtype
+
+
+def changed_along(
+    params: Mapping[str, Any], dims: Collection[int], **values: Any
+) -> dict[str, tuple[Any, ...]]:
+    """Parameters with an entry for each dim, with other values along some dims; those that are None
+    are left out.
+
+    Arguments:
+      params: parameters of a primitive.
+      dims: the dims.
+      values: for the name of each parameter, its value along these dims.
+    """
+    return {
+        name: tuple(value if d in dims else own for d, own in enumerate(params[name]))
+        for name, value in values.items()
+        if params.get(name) is not None
+    }
 
 
 Along = Callable[[LocalContext, Sequence[Any], int, Sequence[tuple[str, int]]], list[Any]]
