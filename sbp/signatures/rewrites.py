@@ -76,13 +76,11 @@ class Wiring(Dataflow):
         """The rows that split a dim in all results of a node, and compute each index without the
         others."""
         if node not in self.rows:
-            makers = [self.maker(o) for o in node.inputs]
             # A sum of pads puts arrays side by side: it is no computation.
-            is_sum_of_pads = all(m is not None and m.op == "pad" for m in makers)
-            found: Sequence[Row] = ()
-            if traits_of(node.op).pointwise and not is_sum_of_pads:
-                found = self._rows_on(node, 1)
-            self.rows[node] = tuple(row for row in found if self._is_by_index(node, row))
+            sums_pads = all(m is not None and m.op == "pad" for m in map(self.maker, node.inputs))
+            computes = traits_of(node.op).pointwise and not sums_pads
+            rows = self._rows_on(node, 1) if computes else ()
+            self.rows[node] = tuple(row for row in rows if self._is_by_index(node, row))
         return self.rows[node]
 
     def _rows_on(self, node: Node, n: int) -> Sequence[Row]:

@@ -274,17 +274,14 @@ def line_of(
     needs. None where its parts have gaps or overlap, where the elements of a round
     stand at different places beside the shards of two devices, and where a device needs less than
     half of the line, which is a copy of its shard."""
+    others = [r for r in rounds(need) if not r.is_own]
+    places = [{(s - t) * need.chunk + r.first[s] for s, t in r.pairs} for r in others]
     spans: list[tuple[int, int, Round | None]] = [(0, need.chunk, None)]
-    for r in rounds(need):
-        at = {(source - target) * need.chunk + r.first[source] for source, target in r.pairs}
-        if not r.is_own:
-            spans.append((min(at), r.width, r))
-            if len(at) > 1:
-                return None
+    spans += [(min(at), r.width, r) for at, r in zip(places, others, strict=True)]
     spans.sort(key=lambda span: span[0])
     first, size = spans[0][0], sum(width for _, width, _ in spans)
     gaps = any(a + width != b for (a, width, _), (b, _, _) in itertools.pairwise(spans))
-    if gaps or size > 2 * need.width:
+    if gaps or size > 2 * need.width or any(len(at) > 1 for at in places):
         return None
     wanted = (need.range_of(device) for device in range(need.n))
     starts = [
