@@ -464,12 +464,12 @@ class _Joins(Writer):
             inputs = tuple(self.instead.get(o, o) for o in node.inputs)
             node = dataclasses.replace(node, inputs=inputs)
             self.flow.makers.update(dict.fromkeys(node.outputs, node))
-        views = {value: view_of(self.graph, node, value) for value in node.outputs}
-        is_read = self.slices_parts(node) and node.inputs[0] not in self.kept
-        if is_read and all(self.is_better(*view) for view in views.values()):
-            made = {v: self.through(node, *view, v) for v, view in views.items()}
-            self.instead |= {v: new for v, new in made.items() if v != new}
-            return
+        if self.slices_parts(node) and node.inputs[0] not in self.kept:
+            views = {value: view_of(self.graph, node, value) for value in node.outputs}
+            if all(self.is_better(*view) for view in views.values()):
+                made = {v: self.through(node, *view, v) for v, view in views.items()}
+                self.instead |= {v: new for v, new in made.items() if v != new}
+                return
         dim, slices = self.parts(node) or (0, [])
         self.nodes.append(join_node(node, dim, slices) if self.moves(dim, slices) else node)
 

@@ -3,7 +3,7 @@ dim, neighbours send the elements that windows reach."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -506,15 +506,17 @@ rule(
 def _touching(windows: Windows, n: int) -> tuple[Need, Need]:
     """Two ranges for each device of a mesh axis: the windows that touch its elements, and the
     elements that these windows read."""
-    chunk = -(-windows.size // n)
-    first = [-((windows.window - 1 - windows.low - chunk * i) // windows.stride) for i in range(n)]
-    last = [(chunk * (i + 1) - 1 + windows.low) // windows.stride for i in range(n)]
-    count = max(1, *(b - a + 1 for a, b in zip(first, last, strict=True)))
-    reads = tuple(windows.first(a) for a in first)
-    return (
-        Need(windows.out, -(-windows.out // n), tuple(first), count),
-        Need(windows.size, chunk, reads, windows.positions_read(count)),
+    touching = Windows(
+        size=windows.out,
+        out=windows.size,
+        low=windows.window - 1 - windows.low,
+        window=windows.window,
+        base=windows.stride,
     )
+    cotangents = replace(touching.need(n), counts=None)
+    reads = tuple(map(windows.first, cotangents.starts))
+    width = windows.positions_read(cotangents.width)
+    return cotangents, Need(windows.size, -(-windows.size // n), reads, width)
 
 
 def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
