@@ -17,7 +17,7 @@ from samples import Equation, equation, f, i, rows
 import sbp
 from sbp.signatures import Row
 from sbp.signatures.families.windows import rereads
-from sbp.signatures.kernels.halo import Need, Pieces, Windows, fetch, line_of, rounds, sent
+from sbp.signatures.kernels.halo import Need, Windows, fetch, line_of, ranges, rounds, sent
 from sbp.signatures.laws.oracle import OpTypes, Oracle
 from sbp.trace.slices import join_slices_p
 from sbp.types import B, P, S, Split
@@ -55,10 +55,10 @@ def test_needs_hold_what_windows_read():
         for n in (2, 3, 5):
             chunk = -(-windows.out // n)
             need = windows.need(n)
-            for device in range(n):
+            for device, (_, start, count) in enumerate(need.parts):
                 results = range(chunk * device, min(chunk * (device + 1), windows.out))
                 wanted = set().union(*(read_by(windows, o) for o in results))
-                assert wanted <= set(range(*need.range_of(device))), (windows, n, device)
+                assert wanted <= set(range(start, start + count)), (windows, n, device)
 
 
 def halos(windows: Windows, n: int) -> list[tuple[int, int]]:
@@ -126,7 +126,7 @@ def test_devices_fetch_what_they_need(seed):
             if draw % 2
             else rng.integers(-9, size + 9, n)
         )
-        need = Need(size, chunk, tuple(map(int, starts)), width)
+        need = ranges(size, chunk, tuple(map(int, starts)), width)
         for r in rounds(need):
             assert len({s for s, _ in r.pairs}) == len(r.pairs) == len({t for _, t in r.pairs})
             assert all(0 <= r.first[s] <= need.chunk - r.width for s, _ in r.pairs)
@@ -142,12 +142,12 @@ SENT = {
     # the shard once; what stays is not sent.
     "a window of three": (Windows(size=64, out=64, low=1, window=3).need(8), (2, 2)),
     "windows side by side": (Windows(size=64, out=32, stride=2, window=2).need(8), (0, 0)),
-    "a reversal": (Need(64, 8, tuple(64 - 8 * (k + 1) for k in range(8)), 8), (8, 1)),
+    "a reversal": (ranges(64, 8, tuple(64 - 8 * (k + 1) for k in range(8)), 8), (8, 1)),
     "all but the first": (Windows(size=64, out=63, low=-1).need(8), (1, 1)),
     # Of shards of 8 elements, a roll by at most 8 sends `shift` elements in one round.
     **{
         f"a roll by {shift} on {n} devices": (
-            Pieces(8, 8, n, ((0, 8 * n - shift, shift), (shift, 0, 8 * n - shift))),
+            Need(8, 8, n, ((0, 8 * n - shift, shift), (shift, 0, 8 * n - shift))),
             (shift, 1),
         )
         for n in (2, 4, 8)
@@ -157,7 +157,7 @@ SENT = {
     # first half, so there are two rounds; device 0 of two devices has one of its two already.
     **{
         f"the first of two arrays on {n} devices": (
-            Pieces(4, 8, n, ((0, 0, 4 * n),)),
+            Need(4, 8, n, ((0, 0, 4 * n),)),
             (4 * min(2, n - 1), min(2, n - 1)),
         )
         for n in (2, 4, 8)
@@ -166,7 +166,7 @@ SENT = {
 
 
 @pytest.mark.parametrize(("need", "want"), SENT.values(), ids=list(SENT))
-def test_what_is_sent(need: Need | Pieces, want: tuple[int, int]):
+def test_what_is_sent(need: Need, want: tuple[int, int]):
     assert sent(need) == want
 
 
@@ -454,7 +454,7 @@ def test_moves_along_a_split_dim(n):
 # ---- pieces --------------------------------------------------------------------------------------
 
 
-def drawn_pieces(rng: np.random.Generator) -> Pieces:
+def drawn_pieces(rng: np.random.Generator) -> Need:
     """Pieces of an array in drawn_pieces places of a result; places between them are of others."""
     size, at, parts = int(rng.integers(1, 30)), 0, []
     for _ in range(int(rng.integers(1, 5))):
@@ -464,7 +464,7 @@ def drawn_pieces(rng: np.random.Generator) -> Pieces:
         parts.append((at, start, count))
         at += count
     out, n = at + int(rng.integers(0, 3)), int(rng.integers(2, 9))
-    return Pieces(-(-size // n), -(-out // n), n, tuple(parts))
+    return Need(-(-size // n), -(-out // n), n, tuple(parts))
 
 
 @pytest.mark.parametrize("seed", range(3))

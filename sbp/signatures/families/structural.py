@@ -21,10 +21,10 @@ from sbp.signatures.factors import (
 from sbp.signatures.kernels.halo import (
     Exchange,
     Need,
-    Pieces,
     Windows,
     fetch,
     padded_shard,
+    ranges,
 )
 from sbp.signatures.kernels.shards import (
     ReshapeGroup,
@@ -75,7 +75,7 @@ def halo_rows(op: Op, dims: Sequence[int], aligned: Collection[int] = ()) -> lis
 
 
 def exchanging(
-    needs_of: Callable[[Op, int], Iterable[tuple[int, Need | Pieces]]],
+    needs_of: Callable[[Op, int], Iterable[tuple[int, Need]]],
 ) -> Callable[[Op, Row], list[Exchange]]:
     """The `exchanges` of a rule: one for each need of an operand that is split.
 
@@ -221,12 +221,12 @@ def _slice(op: Op) -> Sequence[Row]:
 
 def _split_needs(sizes: Sequence[int], n: int) -> list[Need]:
     """For each result, the range of the operand that each device needs."""
-    total = sum(sizes)
-    chunks = [-(-size // n) for size in sizes]
-    return [
-        Need(total, -(-total // n), tuple(before + chunk * i for i in range(n)), chunk)
-        for before, chunk in zip(itertools.accumulate(sizes, initial=0), chunks, strict=False)
-    ]
+    starts = itertools.accumulate(sizes, initial=0)
+    reads = (
+        Windows(size=sum(sizes), out=size, low=-start)
+        for size, start in zip(sizes, starts, strict=False)
+    )
+    return [windows.need(n, is_whole=True) for windows in reads]
 
 
 @along(lambda params, _: params["axis"])
@@ -289,7 +289,7 @@ def _pad(op: Op) -> Sequence[Row]:
 def _mirrored_range(size: int, n: int) -> Need:
     """The range that each device needs to reverse a dim."""
     chunk = -(-size // n)
-    return Need(size, chunk, tuple(size - chunk * (i + 1) for i in range(n)), chunk)
+    return ranges(size, chunk, [size - chunk * (i + 1) for i in range(n)], chunk)
 
 
 def _rev_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -408,7 +408,7 @@ def _pieces(params: dict[str, Any], ins: Sequence[Any]) -> tuple[Piece, ...]:
     return params["pieces"] if "pieces" in params else tuple(whole)
 
 
-def _needs(params: dict[str, Any], ins: Sequence[Any], n: int) -> list[Pieces]:
+def _needs(params: dict[str, Any], ins: Sequence[Any], n: int) -> list[Need]:
     """For each operand, the pieces of it that the result has.
 
     Arguments:
@@ -421,7 +421,7 @@ def _needs(params: dict[str, Any], ins: Sequence[Any], n: int) -> list[Pieces]:
     sizes = [a.shape[params["dimension"]] if a.shape else 0 for a in ins]
     placed = [(k, (at, *part)) for at, (k, *part) in zip(places, pieces, strict=True)]
     return [
-        Pieces(-(-size // n), -(-out // n), n, tuple(part for k, part in placed if k == operand))
+        Need(-(-size // n), -(-out // n), n, tuple(part for k, part in placed if k == operand))
         for operand, size in enumerate(sizes)
     ]
 

@@ -3,7 +3,7 @@ dim, neighbours send the elements that windows reach."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from sbp.signatures.kernels.halo import (
     fetch_filled,
     of_device,
     padded_shard,
+    ranges,
 )
 from sbp.signatures.kernels.shards import changed_along, neutral, sum_dtype, without_padding
 from sbp.signatures.rule import LocalContext, Op, Row, Shape, Traits, bind_with, rule
@@ -513,10 +514,10 @@ def _touching(windows: Windows, n: int) -> tuple[Need, Need]:
         window=windows.window,
         base=windows.stride,
     )
-    cotangents = replace(touching.need(n), counts=None)
-    reads = tuple(map(windows.first, cotangents.starts))
+    cotangents = touching.need(n, is_whole=True)
+    reads = [*map(windows.first, cotangents.starts)]
     width = windows.positions_read(cotangents.width)
-    return cotangents, Need(windows.size, -(-windows.size // n), reads, width)
+    return cotangents, ranges(windows.size, -(-windows.size // n), reads, width)
 
 
 def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:

@@ -26,7 +26,7 @@ from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel,
 
 # ---- messages ------------------------------------------------------------------------------------
 # A need says which elements each device of a mesh axis gets from which: a range of global indices
-# (`Need`), or several pieces of an array, each at a place of its own in the result (`Pieces`). A
+# (`ranges`), or several pieces of an array, each at a place of its own in the result. A
 # round is one collective-permute: all its messages have the same width, and each device sends to at
 # most one other device and receives from at most one. A halo of one neighbor takes one round, and
 # so does a reversal, in which shards change places. In `jnp.roll`, the elements that wrap round and
@@ -54,69 +54,55 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The range that each device of a mesh axis needs along a dim that is split over it.
-
-    Arguments:
-      size: number of elements of the dim.
-      chunk: elements in one device's shard, padding included.
-      starts: for each device, the global index of the first element that it needs; it may lie
-          outside of the dim.
-      width: number of elements in each device's range.
-      counts: for each device, how many elements of its range it needs, from the start on; None
-          where each device needs its whole range.
-    """
-
-    size: int
-    chunk: int
-    starts: tuple[int, ...]
-    width: int
-    counts: tuple[int, ...] | None = None
-
-    @property
-    def n(self) -> int:
-        """Number of devices along the mesh axis."""
-        return len(self.starts)
-
-    @property
-    def adds_zeros(self) -> bool:
-        """Whether `fetch` gives zeros outside of the dim: along a line of shards without padding,
-        where each device needs some elements."""
-        all_need = all(low < high for low, high in map(self.range_of, range(self.n)))
-        return all_need and self.size == self.n * self.chunk and line_of(self) is not None
-
-    def range_of(self, device: int) -> tuple[int, int]:
-        """The first and the last global index (exclusive) of the elements that a device needs."""
-        start = self.starts[device]
-        count = self.width if self.counts is None else self.counts[device]
-        return min(max(start, 0), self.size), max(0, min(start + count, self.size))
-
-    @property
-    def parts(self) -> Iterator[tuple[int, int, int]]:
-        """The parts, as in `Pieces`, of a result that has the ranges of all devices in order."""
-        for device, start in enumerate(self.starts):
-            low, high = self.range_of(device)
-            yield device * self.width + low - start, low, high - low
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """The pieces of one array that a result has along a dim that is split in both.
+    """The elements that each device of a mesh axis needs of an array, along a dim that is split in
+    the array and in what the devices get.
 
     Arguments:
       chunk: elements in one device's shard of the array, padding included.
-      width: elements in one device's shard of the result, padding included.
+      width: elements that a device gets, padding included.
       n: number of devices along the mesh axis.
-      parts: for each piece, its first index in the result, its first index in the array, and its
-          number of elements.
+      parts: the pieces of the array: for each, its first index in what all devices get, one after
+          the other, its first index in the array, and its number of elements.
+      size: number of elements of the array, if each device needs one range of it.
+      starts: for each device, the global index of the first element of its range; it may lie
+          outside of the dim. Empty for other needs.
     """
 
     chunk: int
     width: int
     n: int
     parts: tuple[tuple[int, int, int], ...]
+    size: int = 0
+    starts: tuple[int, ...] = ()
+
+    @property
+    def adds_zeros(self) -> bool:
+        """Whether `fetch` gives zeros outside of the dim: along a line of shards without padding,
+        where each device needs some elements."""
+        all_need = all(count > 0 for _, _, count in self.parts)
+        return all_need and self.size == self.n * self.chunk and line_of(self) is not None
 
 
-def messages_of(need: Need | Pieces) -> Iterator[Message]:
+def ranges(
+    size: int, chunk: int, starts: Sequence[int], width: int, counts: Sequence[int] | None = None
+) -> Need:
+    """The need of one range for each device.
+
+    Arguments:
+      size, chunk, starts, width: as in `Need`.
+      counts: for each device, how many elements of its range it needs, from the start on; None
+          where each device needs its whole range.
+    """
+    parts = []
+    for device, (start, count) in enumerate(
+        zip(starts, counts or [width] * len(starts), strict=True)
+    ):
+        low, high = min(max(start, 0), size), max(0, min(start + count, size))
+        parts.append((device * width + low - start, low, high - low))
+    return Need(chunk, width, len(starts), tuple(parts), size, tuple(starts))
+
+
+def messages_of(need: Need) -> Iterator[Message]:
     """What each device sends to each, itself included."""
     for at, start, count in need.parts:
         done = 0
@@ -162,7 +148,7 @@ class Round:
 
 
 @functools.lru_cache(maxsize=4096)  # needs; one that was dropped is worked out anew
-def rounds(need: Need | Pieces) -> tuple[Round, ...]:
+def rounds(need: Need) -> tuple[Round, ...]:
     """The rounds that fulfil a need: first a copy of each device's own elements, then messages
     between devices.
 
@@ -187,7 +173,7 @@ def rounds(need: Need | Pieces) -> tuple[Round, ...]:
     )
 
 
-def sent(need: Need | Pieces) -> tuple[int, int]:
+def sent(need: Need) -> tuple[int, int]:
     """The elements along the dim that a device sends at most, and the number of collectives."""
     found = [r.width for r in rounds(need) if not r.is_own]
     return sum(found), len(found)
@@ -217,7 +203,7 @@ def _apart(messages: Iterable[Message]) -> list[list[Message]]:
     return list(groups.values())
 
 
-def _round(need: Need | Pieces, group: Sequence[Message], messages: Sequence[Message]) -> Round:
+def _round(need: Need, group: Sequence[Message], messages: Sequence[Message]) -> Round:
     """The round of a group of messages, with the tables of all devices.
 
     Arguments:
@@ -226,7 +212,7 @@ def _round(need: Need | Pieces, group: Sequence[Message], messages: Sequence[Mes
       messages: all messages that fulfil the need; none for the first round, over which the others
           are written.
     """
-    width, targets, is_range = _width(group), {m.target for m in group}, isinstance(need, Need)
+    width, targets, is_range = _width(group), {m.target for m in group}, bool(need.starts)
     first, place = [-1] * need.n, [need.width] * need.n
     low, high = [0] * need.n, [0] * need.n
     for m in group:
@@ -283,19 +269,16 @@ def line_of(
     gaps = any(a + width != b for (a, width, _), (b, _, _) in itertools.pairwise(spans))
     if gaps or size > 2 * need.width or any(len(at) > 1 for at in places):
         return None
-    wanted = (need.range_of(device) for device in range(need.n))
     starts = [
-        start - device * need.chunk - first if low < high else 0
-        for device, (start, (low, high)) in enumerate(zip(need.starts, wanted, strict=True))
+        start - device * need.chunk - first if count > 0 else 0
+        for device, (start, (_, _, count)) in enumerate(zip(need.starts, need.parts, strict=True))
     ]
     before, after = max(0, -min(starts)), max(0, max(starts) + need.width - size)
     parts = tuple(r for _, _, r in spans)
     return parts, (before, after), tuple(start + before for start in starts)
 
 
-def fetch(
-    ctx: LocalContext, x: Any, dim: int, axis: str, need: Need | Pieces, onto: Any = None
-) -> Any:
+def fetch(ctx: LocalContext, x: Any, dim: int, axis: str, need: Need, onto: Any = None) -> Any:
     """The elements that this device needs, from the shards of all devices of a mesh axis.
 
     Arguments:
@@ -324,7 +307,7 @@ def fetch(
         sides = [(before, after, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
         return lax.pad(x, jnp.zeros((), x.dtype), sides)
 
-    line = line_of(need) if onto is None and isinstance(need, Need) else None
+    line = line_of(need) if onto is None and need.starts else None
     if line is not None:
         # Updates of an array of zeros would take a TPU longer (`python -m benchmarks.row_bytes`).
         parts, padding, starts = line
@@ -479,9 +462,14 @@ class Windows:
         chunk = -(-self.out // n)
         return tuple(-self.first(chunk * i) % self.base for i in range(n))
 
-    def need(self, n: int) -> Need:
+    def need(self, n: int, *, is_whole: bool = False) -> Need:
         """The elements of the operand that each device of a mesh axis reads for its own results.
-        The last devices may have fewer results than the others, or none."""
+
+        Arguments:
+          n: number of devices.
+          is_whole: whether the last devices, which may have fewer results than the others or none,
+              get ranges of full length.
+        """
         chunk = -(-self.out // n)
         reach = self.dilation * (self.window - 1)
         starts = tuple(-(-self.first(chunk * i) // self.base) for i in range(n))
@@ -492,13 +480,9 @@ class Windows:
             (self.first(chunk * (i + 1) - 1) + reach) // self.base - s + 1
             for i, s in enumerate(starts)
         )
-        return Need(
-            self.size,
-            -(-self.size // n),
-            starts,
-            max(1, *widths),
-            tuple(max(0, e - s + 1) for s, e in zip(starts, ends, strict=True)),
-        )
+        counts = [max(0, end - start + 1) for start, end in zip(starts, ends, strict=True)]
+        own = None if is_whole else counts
+        return ranges(self.size, -(-self.size // n), starts, max(1, *widths), own)
 
 
 def padded_shard(
@@ -554,7 +538,7 @@ class Exchange:
 
     operand: int
     dims: tuple[int, ...]
-    need: Need | Pieces
+    need: Need
     after: int
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from sbp.signatures.kernels.halo import Need
+from sbp.signatures.kernels.halo import Need, ranges
 from sbp.signatures.rule import LocalContext, bind_with
 
 
@@ -246,7 +246,7 @@ class ReshapeGroup:
         """The range of the group's elements that each of n devices needs. A shard has a number of
         whole rows of the leading dim, before and after."""
         wanted = -(-self.rows_out // n) * (self.size // self.rows_out)
-        return Need(
+        return ranges(
             self.size,
             -(-self.rows // n) * (self.size // self.rows),
             tuple(wanted * i for i in range(n)),
