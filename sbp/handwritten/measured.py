@@ -26,7 +26,7 @@ from sbp.handwritten.emulation import (
     regions_of,
 )
 from sbp.signatures import traits_of
-from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, SENDING, names_of
+from sbp.trace.collectives import AXIS_INDEX, CALLED, KINDS, REDUCTIONS, SENDING, names_of
 from sbp.trace.graph import (
     CONTROL_FLOW,
     Dataflow,
@@ -445,7 +445,7 @@ class Body:
     def stacked(self, operand: Operand) -> Operand | None:
         """The value whose parts on all devices stand side by side in a value; None for others."""
         maker = self.flow.maker(operand)
-        if maker is None or not self.over(maker) or KINDS[maker.op] != "all_gather":
+        if maker is None or not self.over(maker) or KINDS[maker.op] != CALLED["gathered"]:
             return None
         return None if maker.params["tiled"] else maker.inputs[0]
 

@@ -26,6 +26,7 @@ from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.plan.ir import Apply, Block, Box, Loop, lower
 from sbp.plan.verify import verify
 from sbp.trace.build import trace
+from sbp.trace.graph import trips_of
 from tests.cases import shape
 from tests.hardware import SENDS_FREELY
 
@@ -366,8 +367,8 @@ def price(request: Request, block: Block, runs: float = 1.0) -> float:
                 total += runs * row_seconds(
                     request.graph, node, row, request.mesh, request.memory_shares
                 )
-            case Loop(node=node, blocks=blocks, trips=trips):
-                share = trips if node.op in ("scan", "while") else 1 / len(blocks)
+            case Loop(node=node, blocks=blocks):
+                share = trips_of(node) if node.op in ("scan", "while") else 1 / len(blocks)
                 total += sum(price(request, inner, runs * share) for inner in blocks)
             case _:
                 pass

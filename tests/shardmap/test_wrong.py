@@ -103,6 +103,7 @@ def test_jax_accepts_most_of_them():
             "mlp_unreduced",
             "over_wrong_axis",
             "scattered_as_whole",
+            "summed_in_a_backward_rule",
             "summed_in_loop",
         },
     )

@@ -165,12 +165,11 @@ OF_SEQUENCE = (
 
 PAIRS = {
     "pooled_of_shards": Pair(
-        "wrong-reduction",
+        "misplaced-reduction",
         ("model",),
         "lax.pmean(",
         pooled_of_shards,
         *OF_SEQUENCE,
-        repaired=False,
     ),
     "pooled_unreduced_count": Pair(
         "missing-reduction",

@@ -175,7 +175,7 @@ PAIRS = {
     ),
     "predicate_partial": Pair(
         "missing-reduction",
-        ("model",),
+        ("data", "model"),
         "total > 0.0",
         predicate_partial,
         predicate_whole,
@@ -183,7 +183,6 @@ PAIRS = {
         (U, V),
         MATMUL,
         ROWS,
-        repaired=False,
     ),
     "summed_in_loop": Pair(
         "misplaced-reduction",
