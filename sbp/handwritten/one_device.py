@@ -313,7 +313,7 @@ class Comparisons:
                         )
                 run = program_run(self.against or trace(self.fn))
                 self.wanted = [run(values) for values in sets]
-            run = program_run(graph)
+            run = self.run if graph is self.graph else program_run(graph)
             every = [run(values) for values in sets]
             wrong = frozenset(
                 (i,)

@@ -393,4 +393,5 @@ def test_one_slip_that_reaches_every_leaf_is_one_error():
     args = {"w": jnp.asarray(V) / 9, "b": jnp.ones(24)}, jnp.asarray(U)
     # With check_vma=True, JAX has summed the gradients before.
     (found,) = report_of(step, (WHOLE, BATCH), WHOLE, *args, over=MESH, vma=True).diagnostics
-    assert any(note.startswith("the same fault: the gradient of") for note in found.notes)
+    assert any(note.startswith("the help also mends this: the gradient") for note in found.notes)
+    assert found.helps[0].clears_all_errors
