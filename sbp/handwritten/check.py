@@ -410,9 +410,9 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
             for finding in findings:
                 kind = finding.fault.kind
                 meant = c.meant or node.outputs[finding.result] in c.excused
-                if (meant and not c.uneven and kind in (*COUNTED, *BY_SHARD)) or (
-                    kind == "local" and finding.fault.node.id in c.placed
-                ):
+                harmless = {"local": c.placed, "own-positions": c.longer}.get(kind, ())
+                is_meant = meant and not c.uneven and kind in (*COUNTED, *BY_SHARD)
+                if is_meant or finding.fault.node.id in harmless:
                     continue
                 if kind == "missing" and (ring := _short_ring(finding, name, c.run.size)):
                     ends[name] += ring

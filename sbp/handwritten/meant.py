@@ -14,6 +14,7 @@ from sbp.trace.graph import Constant, Graph, Node
 from sbp.types import Split
 
 ONE_EACH = "a region returns one element for each device"
+ONLY_ONE = "each device takes the only element of its shard"
 
 
 def why_meant(
@@ -40,7 +41,7 @@ def why_meant(
         "each device picks the element at its own index, one for each device": _reached(
             got.graph, {*picked}
         ),
-        "each device takes the only element of its shard": _reached(got.graph, {*only}),
+        ONLY_ONE: _reached(got.graph, {*only}),
         ONE_EACH: _one_each(got.graph, want.graph, name),
     }, placed
 
@@ -181,5 +182,7 @@ def _only_elements(got: Ran, types: Types) -> Iterator[int]:
                 shape = list(body.graph.aval(operand).shape)
                 # A value in a scan has the dim of the trips before its own.
                 dim = split.dim - (got.values[operand].ndim - axes - len(shape))
-                if shape.pop(dim) == 1 and tuple(shape) == body.graph.aval(node.outputs[0]).shape:
+                out = [*body.graph.aval(node.outputs[0]).shape]
+                slices = len(node.inputs) == 1 and out != shape  # `w[0, 1]`
+                if shape.pop(dim) == 1 and (slices or out == shape):
                     yield from node.outputs

@@ -216,7 +216,7 @@ def _counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
 def is_good(found: Readings) -> bool:
     """Whether a value has its meaning. A partial value that is still to be divided has it."""
     own = [r for r in found if not isinstance(r.atom, Unreduced)]
-    return any(r.power == 0 for r in own) if own else bool(found)
+    return any(r.power == 0 for r in own) if own else any(abs(r.power) < 2 for r in found)
 
 
 def places_of(node: Node) -> range:

@@ -28,7 +28,6 @@ from sbp.handwritten.emulation import (
     Ran,
     are_equal,
     atom_of,
-    axes_by_dim,
     claims,
     differ,
     factor_of,
@@ -39,7 +38,7 @@ from sbp.handwritten.emulation import (
     too_large,
     with_folded,
 )
-from sbp.handwritten.meant import ONE_EACH, why_meant
+from sbp.handwritten.meant import ONE_EACH, ONLY_ONE, why_meant
 from sbp.handwritten.measured import (
     Body,
     Types,
@@ -53,12 +52,13 @@ from sbp.handwritten.written_sizes import (
     WrittenSizes,
     changed_numbers,
     fixed_numbers,
+    longer_counts,
     renumber,
+    sizes_of,
     trace_on_one_device,
 )
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
-from sbp.trace.collectives import KINDS, names_of
 from sbp.trace.graph import Graph
 from sbp.types import B
 
@@ -136,6 +136,8 @@ class Compared:
       one_each: the results of regions that have one element for each device, whatever their number.
       placed: the ids of operations that rank the elements of each device to place them.
       changed: by the id of an operation, a number in it that is another one with one device.
+      longer: the ids of operations without operands that count further than with one device, as an
+          index up to `lax.axis_size` does.
       numbers: by the id of an operation, a number in it that may count devices.
       wants: the runs with one device, each on both sets of values; the second one, where axes split
           a dim jointly, has its elements in the order of shards.
@@ -151,6 +153,7 @@ class Compared:
     one_each: frozenset[int] = frozenset()
     placed: frozenset[int] = frozenset()
     changed: Mapping[int, str] = field(default_factory=dict)
+    longer: frozenset[int] = frozenset()
     numbers: Mapping[int, str] = field(default_factory=dict)
     wants: tuple[Sequence[Ran], ...] = ()
 
@@ -177,6 +180,7 @@ class Comparisons:
       spread: whether random numbers are added to some of them.
       reordered: whether the elements of each argument were put in another order.
       values: values of its arguments.
+      poisoned: whether these have numbers that are not finite.
       others: other values of its arguments.
       run: runs it.
       got: its run on the mesh.
@@ -196,6 +200,7 @@ class Comparisons:
     spread: bool
     reordered: bool = False
     values: Sequence[Any] = ()
+    poisoned: bool = False
     others: Sequence[Any] = ()
     run: Callable[[Sequence[Any]], Ran] = field(init=False)
     got: Ran = field(init=False)
@@ -240,7 +245,8 @@ class Comparisons:
         poisoned = arguments.poison(self.graph, values)
         self.run, reasons = program_run(self.graph), tuple(meant or ())
         for self.values in (values, poisoned):
-            if reason := self.run_first(is_poisoned=self.values is not values):
+            self.poisoned = self.values is not values
+            if reason := self.run_first():
                 return self.without_trial(reason)
             self.uneven = uneven(self.got, self.mesh)
             equal = against is not None and not self.compare_with(*against).apart
@@ -261,13 +267,13 @@ class Comparisons:
                 break
         return self
 
-    def run_first(self, *, is_poisoned: bool) -> str:
+    def run_first(self) -> str:
         """Runs the program on the mesh. If its results are zero or not finite, sbp tries other
-        values. Returns the reason why the program cannot be compared; empty if it can."""
+        values. Returns the reason why it cannot run; empty if it can."""
         is_given = [*map(arguments.is_value, self.leaves)]
         try:
             self.got = self.run(self.values)
-            if is_poisoned:
+            if self.poisoned:
                 return ""
             if not self.got.is_finite:  # a root of random values
                 exact = [arguments.values_of(self.leaves, k, spread=False) for k in (0, 1)]
@@ -292,8 +298,7 @@ class Comparisons:
             raise
         except FAILURES as error:  # of `vmap`
             return f"sbp cannot run it without devices ({reason_of(error)})"
-        values = "its arguments" if all(is_given) else "random values; pass arrays as arguments"
-        return "" if self.got.is_finite else f"its results are infinite or NaN on {values}"
+        return ""
 
     def wrong_of(self, graph: Graph) -> frozenset[tuple[Any, ...]] | None:
         """The wrong results of an edited program, then its uneven results. A result is wrong if it
@@ -388,6 +393,11 @@ class Comparisons:
             except FAILURES as error:  # of code that is not written for one device; the report says
                 failed[attempt] = reason_of(error)
                 continue
+            if not (self.poisoned or self.got.is_finite or want.is_finite):
+                given = all(map(arguments.is_value, self.leaves))
+                values = "its arguments" if given else "random values; pass arrays as arguments"
+                why = f"its results are infinite or NaN on {values}"
+                return Compared(run=replace(run, untried=why), uneven=bool(uneven))
             run = replace(run, values=self.text(), reordered=self.reordered)
             if not differs and not uneven:
                 lost = self.find_unreached() if chained else ()
@@ -466,6 +476,8 @@ class Comparisons:
                 run = replace(run, counts=(*best.names, *sorted(counted)))
                 return Compared(run=run, alone=best)
         reasons, placed = why_meant(got[0], want, types, axis.name, axis.size)
+        if last.chained and not any(n.backward for n in bodies(self.graph)):
+            reasons[ONLY_ONE] = frozenset()  # the stages, one after the other, take all elements
         reference = last if last.chained else best
         differs, _, powers = apart[reference]
         excused = frozenset().union(*reasons.values())
@@ -495,6 +507,7 @@ class Comparisons:
             one_each=reasons[ONE_EACH],
             placed=placed,
             changed=changed_numbers(self.graph, alone),
+            longer=longer_counts(self.graph, alone),
             numbers={i: number for i, (_, number) in fixed.items()},
             wants=wants,
         )
@@ -635,26 +648,6 @@ def _differing(got: Ran, want: Ran) -> tuple[int, ...]:
     )
 
 
-def _sizes_of(graph: Graph, name: str, mesh: MeshSpec) -> WrittenSizes:
-    """A mesh axis as the functions of a program may know it: by the lengths of one device's shards
-    along dims that it splits, and by the pairs with which regions send values along it."""
-    lengths = frozenset(
-        shape[d]
-        for region in regions_of(graph)
-        for value, spec in zip(region.params["body"].inputs, region.params["in_specs"], strict=True)
-        for shape in [region.params["body"].aval(value).shape]
-        for d, axes in enumerate(axes_by_dim(spec, len(shape), mesh.names))
-        if name in axes
-    )
-    sent = [
-        [tuple(map(int, pair)) for pair in n.params["perm"]]
-        for n in bodies(graph)
-        if KINDS.get(n.op) == "permute" and name in names_of(n)
-    ]
-    pairs = sent + [[pair[::-1] for pair in pairs] for pairs in sent]
-    return WrittenSizes(AxisInCode(name, mesh.size(name), lengths, mesh.num_devices, pairs))
-
-
 def compared_runs(
     graph: Graph,
     fn: Any,
@@ -675,7 +668,7 @@ def compared_runs(
         graph=graph,
         fn=fn,
         traced=traced,
-        axes={name: _sizes_of(graph, name, mesh) for name, n in mesh.axes if n > 1},
+        axes={name: sizes_of(graph, name, mesh) for name, n in mesh.axes if n > 1},
         mesh=mesh,
         leaves=leaves,
         spread=any(map(arguments.is_flat, leaves)),

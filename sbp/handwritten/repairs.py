@@ -291,14 +291,17 @@ class Repairs:
     def average_loss(self, node: Node, axes: tuple[str, ...]) -> Iterator[Variants]:
         """The mean of the devices' losses in place of their own, whose gradients JAX adds up."""
         site, sums = self.sites.loss(node), self.sites.sums(axes)
-        if node.in_gradient and site is not None and sums:
-            yield (
-                GraphEdit(
-                    f"take lax.pmean(.., {axes_text(axes)}) of the loss {site.text}",
-                    put_through(site, CALLED["mean"], axes_text(axes)),
-                    divide={m.id: self.size(axes) for m in sums},
-                ),
-            )
+        if site is None or not sums or not (node.in_gradient or node is site.values[0][0]):
+            return
+        text = f"take lax.pmean(.., {axes_text(axes)}) of the loss {site.text}"
+        source, loss = put_through(site, CALLED["mean"], axes_text(axes)), site.values[0][0]
+        call = expression_at(site.spans[0])[0]
+        if isinstance(call, ast.Call) and name_called(call) == CALLED["sum"]:
+            if {*names_of(loss)} != {*axes}:
+                return
+            text, sums = f"use lax.pmean in place of {site.text}", [*sums, loss]
+            source = CollectiveCall(text, site.spans[0], call, (loss,)).renamed(CALLED["mean"])
+        yield (GraphEdit(text, source, divide={n.id: self.size(axes) for n in sums}),)
 
     def divide(self, observer: Node | None, axes: tuple[str, ...]) -> Iterator[Variants]:
         """A division instead of a `lax.pmean` of gradients that JAX has added up already."""

@@ -26,10 +26,11 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
-from sbp.handwritten.emulation import reason_of, with_nodes
-from sbp.handwritten.measured import matched
-from sbp.machine.mesh import call_without_mesh
+from sbp.handwritten.emulation import axes_by_dim, reason_of, regions_of, with_nodes
+from sbp.handwritten.measured import bodies, matched
+from sbp.machine.mesh import MeshSpec, call_without_mesh
 from sbp.signatures import traits_of
+from sbp.trace.collectives import KINDS, names_of
 from sbp.trace.graph import Constant, Graph, Node, Operand
 
 DEPTH = 12
@@ -338,6 +339,26 @@ class _Copier:
                 return value
 
 
+def sizes_of(graph: Graph, name: str, mesh: MeshSpec) -> WrittenSizes:
+    """A mesh axis as the functions of a program may know it: by the lengths of one device's shards
+    along dims that it splits, and by the pairs with which regions send values along it."""
+    lengths = frozenset(
+        shape[d]
+        for region in regions_of(graph)
+        for value, spec in zip(region.params["body"].inputs, region.params["in_specs"], strict=True)
+        for shape in [region.params["body"].aval(value).shape]
+        for d, axes in enumerate(axes_by_dim(spec, len(shape), mesh.names))
+        if name in axes
+    )
+    sent = [
+        [tuple(map(int, pair)) for pair in n.params["perm"]]
+        for n in bodies(graph)
+        if KINDS.get(n.op) == "permute" and name in names_of(n)
+    ]
+    pairs = sent + [[pair[::-1] for pair in pairs] for pairs in sent]
+    return WrittenSizes(AxisInCode(name, mesh.size(name), lengths, mesh.num_devices, pairs))
+
+
 # ---- numbers ------------------------------------------------------------------------------------
 
 _OPERATORS = ("numpy.array_methods.", "numpy.ufunc", "lax.lax.div", "lax.lax.mul")
@@ -381,6 +402,15 @@ def changed_numbers(graph: Graph, alone: Graph) -> dict[int, str]:
         for i, own, one in pairs
         if own - one and one - own
     }
+
+
+def longer_counts(graph: Graph, alone: Graph) -> frozenset[int]:
+    """The ids of operations without operands whose results are larger than in another trace of a
+    program."""
+    pairs = (
+        (a, graph.aval(a.outputs[0]), alone.aval(b.outputs[0])) for a, b in matched(graph, alone)
+    )
+    return frozenset(a.id for a, own, one in pairs if not a.inputs and own.size > one.size)
 
 
 def scalars(node: Node) -> set[float]:

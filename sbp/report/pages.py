@@ -436,7 +436,8 @@ def _verdict(diagnostics: Sequence[Diagnostic]) -> str:
     counts = Counter(d.severity for d in diagnostics)
     found = (counted(counts[k], k) for k in ("error", "warning") if counts[k])
     unchecked = any(d.code == "not-analysed" for d in diagnostics)
-    return ", ".join(found) or ("not fully checked" if unchecked else "no findings")
+    nothing = "no errors or warnings" if counts["note"] else "no findings"
+    return ", ".join(found) or ("not fully checked" if unchecked else nothing)
 
 
 def _findings(diagnostics: Sequence[Diagnostic]) -> Iterator[Section]:
