@@ -395,9 +395,13 @@ def _within_memory(
     """
     program, least, too_low = free, free, PRICES[0] / 10
     even = free.cost.seconds / free.cost.peak_memory_bytes  # memory weighs as much as time
-    for price in sorted((*PRICES, even, 4 * even)):
+    highest = PRICES[-1]
+    # Each plan at the highest price may be fullest at another moment, and more values are charged.
+    for price in sorted((*PRICES, even, 4 * even, *[highest] * ROUNDS)):
         found = search.at_price(price, free, fuller=program)
         if found is None or found.cost.seconds > most:
+            break
+        if price == highest and found.cost == program.cost:
             break
         program = found
         least = min(least, program, key=lambda p: p.cost.peak_memory_bytes)
@@ -413,7 +417,7 @@ def _within_memory(
                     too_low = middle
             best = replace(best, memory_prices=search.prices)
             return best, best
-        too_low = price
+        too_low = price if price < highest else PRICES[0] / 10
     return None, least
 
 

@@ -336,3 +336,15 @@ def test_what_helps_leave_out_is_said():
     (found,) = sbp.jit(program, GRID, **options).check(*args).diagnostics
     left = {"not shown: 1 more change that fixes this error", "not tried: 1 more change"}
     assert len(found.helps) == 3 and left <= {*found.notes}
+
+
+def test_values_that_are_live_at_any_moment_are_charged():
+    """The plans at lower prices split the weights, and are full where they gather them."""
+
+    def mlp(x, w, v):
+        return jax.nn.relu(x @ w) @ v
+
+    shapes = [jax.ShapeDtypeStruct(s, "float32") for s in ((64, 32), (32, 64), (64, 8))]
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    plan = sbp.jit(mlp, mesh, memory_limit=11_000).plan(*shapes)
+    assert plan.cost.peak_memory_bytes <= 11_000

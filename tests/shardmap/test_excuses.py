@@ -57,15 +57,26 @@ def masked_mean(x, whole=summed):
     return summed((x[:, 0] * seen).sum()) / whole(seen.sum())
 
 
-def pipeline(w, x, reduce=summed):
+def pipeline(w, x, reduce=summed, entering=lambda t: t):
     n = lax.axis_size("d")
 
     def tick(carry, t):
-        h = jnp.tanh(jnp.where(me() == 0, x[jnp.clip(t, 0, 3)], carry) @ w[0])
+        h = jnp.tanh(jnp.where(me() == 0, x[jnp.clip(entering(t), 0, 3)], carry) @ w[0])
         return lax.ppermute(h, "d", [(i, (i + 1) % n) for i in range(n)]), h
 
     _, out = lax.scan(tick, jnp.zeros_like(x[0]), jnp.arange(n + 3))
     return reduce(jnp.where(me() == n - 1, out[n - 1 :], 0.0))
+
+
+def shares(x, router, mean=averaged):
+    chosen = jax.nn.one_hot((x @ router).argmax(-1), lax.axis_size("d"))
+    return averaged(chosen.mean(0)), mean((x**2).mean())
+
+
+def pairs(x, others=lambda x: lax.all_gather(x, "d", tiled=True)):
+    """Indices that are too large for a shard give NaN."""
+    rows = me() * x.shape[0] + jnp.arange(x.shape[0])
+    return averaged(jnp.take_along_axis(x @ others(x).T, rows[:, None], 1).mean())
 
 
 def own_rows(w, x, y, start=lambda rows: me() * rows):
@@ -115,6 +126,24 @@ PROGRAMS = {
     "count of a mask": (
         (masked_mean, {"whole": lambda x: x}, ROWS, WHOLE, (X,)),
         [("missing-reduction", "error", "reduce `seen.sum()` at line")],
+    ),
+    "wrong microbatch": (
+        (
+            pipeline,
+            {"entering": lambda t: t + 1},
+            (ROWS, WHOLE),
+            WHOLE,
+            (draw(N, 8, 8), draw(4, 6, 8)),
+        ),
+        [("differs-on-one-device", "warning", "sbp ran its 4 stages one after the other")],
+    ),
+    "beside an index up to the number of devices": (
+        (shares, {"mean": summed}, (ROWS, WHOLE), (WHOLE, WHOLE), (X, draw(16, N))),
+        [("wrong-reduction", "error", "use lax.pmean for means of shards")],
+    ),
+    "not finite on the mesh": (
+        (pairs, {"others": lambda x: x}, ROWS, WHOLE, (X,)),
+        [("local-result", "error", "each device sees only its own shard")],
     ),
     "mean of stages": (
         (pipeline, {"reduce": averaged}, (ROWS, WHOLE), WHOLE, (draw(N, 8, 8), draw(4, 6, 8))),

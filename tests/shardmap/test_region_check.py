@@ -375,6 +375,14 @@ def test_the_gradient_of_a_gather_is_not_called_a_reduction_of_the_user():
     assert found.primary is not None
     assert 'divide the loss, or the gradient, by lax.axis_size("data")' in found.primary.text
 
+    def clipped(w, x):
+        g = w - step(w, x)
+        return w - g / (1.0 + lax.psum((g**2).sum(), "data"))
+
+    args = W, jnp.ones((16, 32))
+    (again,) = report_of(clipped, (BATCH, BATCH), BATCH, *args, over=MESH).diagnostics
+    assert again.primary is not None and again.primary.span == found.primary.span
+
 
 def test_a_result_has_its_path():
     body = lambda x, w: {"kept": jnp.tanh(x), "sum": lax.psum(x @ w, "model")}

@@ -178,6 +178,14 @@ GRADIENTS = {
     "gradients_averaged_again": Faulty(
         gradients_averaged_again, step_of_tree, (PARAMS, X, Y), STEP, PS(), vma=(True,)
     ),
+    "loss_summed": Faulty(
+        lambda w, x, y: jax.grad(lambda w: lax.psum(loss(w, x, y), "data"))(w),
+        jax.grad(loss),
+        (W, X, Y),
+        STEP,
+        PS(),
+        vma=(True,),
+    ),
     **{
         fault.__name__: Faulty(fault, step_of_tree, (PARAMS, X, Y), STEP, PS(), vma=(True,))
         for fault in (gradients_summed_by_jax, gradients_summed_again)
