@@ -116,6 +116,17 @@ def nodes_of(graph: Graph) -> Iterator[Node]:
             yield from nodes_of(inner)
 
 
+def places_of(node: Node) -> range:
+    """The positions of the operands that say where elements of the first one are."""
+    indices, count = traits_of(node.op).indices, len(node.inputs)
+    return range(indices.start, min(indices.stop, count)) if traits_of(node.op).moves else range(0)
+
+
+def bodies(graph: Graph) -> Iterator[Node]:
+    """The operations of all regions."""
+    return (node for region in regions_of(graph) for node in region.params["body"].walk())
+
+
 def inner_graphs(node: Node) -> Sequence[Graph]:
     """The body of a region, or of a loop or branch."""
     return (node.params["body"],) if node.op == SHARD_MAP else node.regions

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from sbp.handwritten.emulation import Ran, atom_of, claims, regions_of
-from sbp.handwritten.measured import Body, Types, matched, places_of
+from sbp.handwritten.emulation import Ran, atom_of, claims, places_of, regions_of
+from sbp.handwritten.measured import Body, Types, matched
+from sbp.handwritten.written_sizes import AxisInCode
 from sbp.signatures import traits_of
 from sbp.signatures.rule import KEEPS_INDICES, RANKS
 from sbp.trace.collectives import AXIS_INDEX, KINDS
@@ -14,11 +15,10 @@ from sbp.trace.graph import Constant, Graph, Node
 from sbp.types import Split
 
 ONE_EACH = "a region returns one element for each device"
-ONLY_ONE = "each device takes the only element of its shard"
 
 
 def why_meant(
-    got: Ran, want: Ran, types: Types, name: str, n: int
+    got: Ran, want: Ran, types: Types, axis: AxisInCode, *, staged: bool
 ) -> tuple[dict[str, frozenset[int]], frozenset[int]]:
     """What shows that a difference may be meant, with the results of regions that depend on it; and
     the ids of operations by which each device ranks its own elements to place them, which is no
@@ -28,12 +28,12 @@ def why_meant(
       got: a run of a program with regions that kept every value.
       want: such a run with one device on a mesh axis.
       types: the types on the mesh axis.
-      name: the mesh axis.
-      n: its size.
+      axis: the mesh axis.
+      staged: whether the stages of a pipeline ran one after the other, and so took all elements.
     """
     others = {a.id: b for a, b in matched(got.graph, want.graph)}
     placed, dropped = _ranks(got, want, types, others)
-    picked, only = _picks(got.graph, want.graph, others, n), _only_elements(got, types)
+    picked, only = _picks(got.graph, want.graph, others, axis.size), _only_elements(got, types)
     return {
         "each device ranks its own elements, and may drop those over its capacity": _reached(
             got.graph, dropped
@@ -41,8 +41,10 @@ def why_meant(
         "each device picks the element at its own index, one for each device": _reached(
             got.graph, {*picked}
         ),
-        ONLY_ONE: _reached(got.graph, {*only}),
-        ONE_EACH: _one_each(got.graph, want.graph, name),
+        "each device takes the only element of its shard": _reached(
+            got.graph, set() if staged else {*only}
+        ),
+        ONE_EACH: _one_each(got.graph, want.graph, axis.name),
     }, placed
 
 

@@ -20,10 +20,11 @@ from sbp.handwritten.emulation import (
     Ran,
     are_equal,
     atom_of,
+    bodies,
     differ,
     inner_graphs,
     nodes_of,
-    regions_of,
+    places_of,
 )
 from sbp.signatures import traits_of
 from sbp.trace.collectives import AXIS_INDEX, CALLED, KINDS, REDUCTIONS, SENDING, names_of
@@ -192,7 +193,12 @@ def _counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
         for a, b in matched(graph, alone)
         for pair in (
             (a.outputs, b.outputs),
-            *((x.inputs, y.inputs) for x, y in zip(inner_graphs(a), inner_graphs(b), strict=False)),
+            *(
+                ends
+                for x, y in zip(inner_graphs(a), inner_graphs(b), strict=False)
+                # With one device, JAX may leave out the operation that makes a result.
+                for ends in ((x.inputs, y.inputs), (x.outputs, y.outputs))
+            ),
         )
     )
     same = {
@@ -200,6 +206,7 @@ def _counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
         for mine, theirs in pairs
         if len(mine) == len(theirs)
         for a, b in zip(mine, theirs, strict=True)
+        if isinstance(a, int) and isinstance(b, int)
     }
     reduced = set[int]()
     # With one device, a sum or a mean is its operand; those of a repair are not in the program.
@@ -217,17 +224,6 @@ def is_good(found: Readings) -> bool:
     """Whether a value has its meaning. A partial value that is still to be divided has it."""
     own = [r for r in found if not isinstance(r.atom, Unreduced)]
     return any(r.power == 0 for r in own) if own else any(abs(r.power) < 2 for r in found)
-
-
-def places_of(node: Node) -> range:
-    """The positions of the operands that say where elements of the first one are."""
-    indices, count = traits_of(node.op).indices, len(node.inputs)
-    return range(indices.start, min(indices.stop, count)) if traits_of(node.op).moves else range(0)
-
-
-def bodies(graph: Graph) -> Iterator[Node]:
-    """The operations of all regions."""
-    return (node for region in regions_of(graph) for node in region.params["body"].walk())
 
 
 # ---- faults -------------------------------------------------------------------------------------

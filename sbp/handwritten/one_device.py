@@ -28,6 +28,7 @@ from sbp.handwritten.emulation import (
     Ran,
     are_equal,
     atom_of,
+    bodies,
     claims,
     differ,
     factor_of,
@@ -38,11 +39,10 @@ from sbp.handwritten.emulation import (
     too_large,
     with_folded,
 )
-from sbp.handwritten.meant import ONE_EACH, ONLY_ONE, why_meant
+from sbp.handwritten.meant import ONE_EACH, why_meant
 from sbp.handwritten.measured import (
     Body,
     Types,
-    bodies,
     is_good,
     measure_types,
 )
@@ -136,8 +136,7 @@ class Compared:
       one_each: the results of regions that have one element for each device, whatever their number.
       placed: the ids of operations that rank the elements of each device to place them.
       changed: by the id of an operation, a number in it that is another one with one device.
-      longer: the ids of operations without operands that count further than with one device, as an
-          index up to `lax.axis_size` does.
+      longer: the ids of operations that count further than with one device, up to its size.
       numbers: by the id of an operation, a number in it that may count devices.
       wants: the runs with one device, each on both sets of values; the second one, where axes split
           a dim jointly, has its elements in the order of shards.
@@ -463,8 +462,7 @@ class Comparisons:
             run = replace(run, apart=differs, because=reasons, stuck=tuple(stuck), stages=True)
             return Compared(run=run, alone=last, uneven=uneven, meant=bool(because), powers=powers)
         types, wants, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
-        want = wants[0][0]
-        alone = want.graph
+        want, alone = wants[0][0], wants[0][0].graph
         fixed = self.fixed_in(alone, axis)
         devices = {f"{n:g}" for n in (axis.size, axis.devices)}
         counts = {i for i, number in fixed.values() if number in devices}
@@ -475,9 +473,8 @@ class Comparisons:
                 counted = {number for i, number in fixed.values() if i in chosen}
                 run = replace(run, counts=(*best.names, *sorted(counted)))
                 return Compared(run=run, alone=best)
-        reasons, placed = why_meant(got[0], want, types, axis.name, axis.size)
-        if last.chained and not any(n.backward for n in bodies(self.graph)):
-            reasons[ONLY_ONE] = frozenset()  # the stages, one after the other, take all elements
+        staged = last.chained and not any(n.backward for n in bodies(self.graph))
+        reasons, placed = why_meant(got[0], want, types, axis, staged=staged)
         reference = last if last.chained else best
         differs, _, powers = apart[reference]
         excused = frozenset().union(*reasons.values())

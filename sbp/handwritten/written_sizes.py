@@ -26,8 +26,8 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
-from sbp.handwritten.emulation import axes_by_dim, reason_of, regions_of, with_nodes
-from sbp.handwritten.measured import bodies, matched
+from sbp.handwritten.emulation import axes_by_dim, bodies, reason_of, regions_of, with_nodes
+from sbp.handwritten.measured import matched
 from sbp.machine.mesh import MeshSpec, call_without_mesh
 from sbp.signatures import traits_of
 from sbp.trace.collectives import KINDS, names_of
@@ -405,12 +405,12 @@ def changed_numbers(graph: Graph, alone: Graph) -> dict[int, str]:
 
 
 def longer_counts(graph: Graph, alone: Graph) -> frozenset[int]:
-    """The ids of operations without operands whose results are larger than in another trace of a
-    program."""
-    pairs = (
-        (a, graph.aval(a.outputs[0]), alone.aval(b.outputs[0])) for a, b in matched(graph, alone)
+    """The ids of operations without operands that count further than in another trace of a program,
+    as an index up to `lax.axis_size` does."""
+    pairs = [(a, b.outputs[0]) for a, b in matched(graph, alone) if not a.inputs]
+    return frozenset(
+        a.id for a, one in pairs if graph.aval(a.outputs[0]).size > alone.aval(one).size
     )
-    return frozenset(a.id for a, own, one in pairs if not a.inputs and own.size > one.size)
 
 
 def scalars(node: Node) -> set[float]:

@@ -79,11 +79,12 @@ def pairs(x, others=lambda x: lax.all_gather(x, "d", tiled=True)):
     return averaged(jnp.take_along_axis(x @ others(x).T, rows[:, None], 1).mean())
 
 
-def own_rows(w, x, y, start=lambda rows: me() * rows):
+def own_rows(w, x, y, start=lambda rows: me() * rows, dim=0):
     """The width of `w` is the number of devices."""
     rows = w.shape[0] // lax.axis_size("d")
     mine = lax.dynamic_slice_in_dim(w, start(rows), rows)
-    return lax.all_gather(mine - lax.psum_scatter(x.T @ y, "d", tiled=True), "d", tiled=True)
+    mine = mine - lax.psum_scatter(x.T @ y, "d", tiled=True)
+    return lax.all_gather(mine, "d", axis=dim, tiled=True).reshape(w.shape)
 
 
 def centers(x, y, total=summed, count=summed):
@@ -94,6 +95,10 @@ PROGRAMS = {
     "rows": (
         (own_rows, {"start": lambda rows: me()}, (WHOLE, ROWS, ROWS), WHOLE, (draw(16, N), X, Y)),
         [("differs-on-one-device", "warning", "depends on the device")],
+    ),
+    "another dim is gathered": (
+        (own_rows, {"dim": 1}, (WHOLE, ROWS, ROWS), WHOLE, (draw(16, N), X, Y)),
+        [("wrong-placement", "error", "gathers dim 1 of a value that is S(0)")],
     ),
     "bound": (
         (centers, {"count": lambda x: x}, ROWS, WHOLE, (X, Y**2)),
