@@ -1,6 +1,7 @@
 """What shows that a program is meant to compute something else on one device of a mesh axis: each
 device ranks its own elements, picks its own, or returns one of its own."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -185,6 +186,6 @@ def _only_elements(got: Ran, types: Types) -> Iterator[int]:
                 # A value in a scan has the dim of the trips before its own.
                 dim = split.dim - (got.values[operand].ndim - axes - len(shape))
                 out = [*body.graph.aval(node.outputs[0]).shape]
-                slices = len(node.inputs) == 1 and out != shape  # `w[0, 1]`
+                slices = len(node.inputs) == 1 and math.prod(out) < math.prod(shape)  # `w[0, 1]`
                 if shape.pop(dim) == 1 and (slices or out == shape):
                     yield from node.outputs
