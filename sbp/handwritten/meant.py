@@ -186,6 +186,8 @@ def _only_elements(got: Ran, types: Types) -> Iterator[int]:
                 # A value in a scan has the dim of the trips before its own.
                 dim = split.dim - (got.values[operand].ndim - axes - len(shape))
                 out = [*body.graph.aval(node.outputs[0]).shape]
-                slices = len(node.inputs) == 1 and math.prod(out) < math.prod(shape)  # `w[0, 1]`
-                if shape.pop(dim) == 1 and (slices or out == shape):
+                # `w[0, 1]` is a slice of the other dim, and then `w[0]`.
+                slices = len(node.inputs) == 1 and len(out) == len(shape) and out[dim] == 1
+                is_smaller = math.prod(out) < math.prod(shape)
+                if shape.pop(dim) == 1 and ((slices and is_smaller) or out == shape):
                     yield from node.outputs

@@ -97,10 +97,11 @@ def made_up(each: np.ndarray, first: int) -> Iterator[tuple[Atom, np.ndarray]]:
 
 
 def _powers(got: np.ndarray, want: np.ndarray, n: int) -> Iterator[int]:
-    """The powers of `n` by which a value is the wanted one; 0 alone for integers."""
+    """The powers of `n` by which a value is the wanted one: all of zeros, 0 alone for integers."""
+    is_float = jnp.issubdtype(want.dtype, jnp.inexact)
     if not differ(np.asarray(got, want.dtype), want):
-        yield 0
-    elif jnp.issubdtype(want.dtype, jnp.inexact) and np.any(want):
+        yield from (0,) if not is_float or np.any(want) else _POWERS
+    elif is_float:
         yield from (
             k for k in _POWERS[1:] if not differ(got, np.asarray(want * float(n) ** k, want.dtype))
         )

@@ -35,7 +35,6 @@ WARNED = {
     ("ring_attention", "only keys go round"),
     ("ring_attention", "sum not rescaled"),
     ("sequence_parallel", "psum in place of psum_scatter"),
-    ("ulysses", "not exchanged back"),
     ("ulysses", "values not exchanged"),
     ("vocab_parallel_cross_entropy", "labels not moved"),
     ("vocab_parallel_embedding", "local offset forgotten"),

@@ -225,9 +225,7 @@ GRADIENTS = {
         helped=False,
         vma=(True, False),
     ),
-    "cotangent_summed": Faulty(
-        cotangent_summed, slope, (X, W1, W2), MLP, PS(None, "model"), helped=False
-    ),
+    "cotangent_summed": Faulty(cotangent_summed, slope, (X, W1, W2), MLP, PS(None, "model")),
     "copied_unsummed": Faulty(
         copied_unsummed,
         lambda x, w1, w2, w0: jax.grad(lambda w0: ((jax.nn.gelu((x @ w0) @ w1) @ w2) ** 2).mean())(
