@@ -224,7 +224,10 @@ def in_users_rule(source_info: Any) -> bool:
 
 _RULE = "_transpose_users_rule"
 _OWN_LINES = contextvars.ContextVar("own_lines", default=False)
-_transpose_rule: Callable[..., Any] = ad.primitive_transposes[_ad.custom_lin_p]
+_lin = _ad.custom_lin_p
+# JAX 0.11 moved the rule.
+_rules = ad.primitive_transposes if _lin in ad.primitive_transposes else _ad.fancy_transposes
+_transpose_rule: Callable[..., Any] = _rules[_lin]
 
 
 def _transpose_users_rule(results: Any, *args: Any, bwd: Any, **params: Any) -> Any:
@@ -239,7 +242,7 @@ def _transpose_users_rule(results: Any, *args: Any, bwd: Any, **params: Any) -> 
         return _transpose_rule(results, *args, bwd=bwd, **params)
 
 
-ad.primitive_transposes[_ad.custom_lin_p] = _transpose_users_rule
+_rules[_lin] = _transpose_users_rule
 
 
 @contextlib.contextmanager

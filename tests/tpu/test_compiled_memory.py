@@ -22,7 +22,7 @@ from sbp.run import interpret
 from tests.cases import shape as of
 from tests.tpu.topology import kinds_of, mesh_of
 
-pytestmark = pytest.mark.tpu
+pytestmark = [pytest.mark.tpu, pytest.mark.filterwarnings("ignore:device-order")]
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 HOST_BYTES = ("host_argument", "host_output", "host_temp", "host_alias")

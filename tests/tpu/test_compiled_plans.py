@@ -34,7 +34,7 @@ from tests.run.test_collectives import assert_within_plan
 from tests.run.test_shifts import ONLY_RINGS
 from tests.tpu.topology import mesh_of
 
-pytestmark = pytest.mark.tpu
+pytestmark = [pytest.mark.tpu, pytest.mark.filterwarnings("ignore:device-order")]
 
 
 def assert_as_planned(plan):
