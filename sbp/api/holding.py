@@ -145,7 +145,7 @@ class Holding:
                 TypeError,
             )
         padding = Padding.of(aval.shape, program.input_types[position], program.mesh.axes)
-        if tuple(np.shape(x)) == padding.padded_shape:  # of what is not padded, the whole
+        if tuple(np.shape(x)) == padding.padded_shape:  # the whole array, maybe padded
             parts = place_array(x, sharding)
         else:
             parts = of_process(x, padding, sharding, name)

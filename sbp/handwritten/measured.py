@@ -210,7 +210,7 @@ def _counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
         if isinstance(a, int) and isinstance(b, int)
     }
     reduced = set[int]()
-    # With one device, a sum or a mean is its operand; those of a repair are not in the program.
+    # With one device, a sum or a mean equals its operand. The program lacks the sums of a repair.
     for node in bodies(graph):
         operand = next((o for o in node.inputs if isinstance(o, int)), -1)
         is_mean = operand in reduced and traits_of(node.op).numpy is np.divide

@@ -290,7 +290,7 @@ class Repairs:
 
     def average_loss(self, node: Node, axes: tuple[str, ...]) -> Iterator[Variants]:
         """The mean of the devices' losses in place of their own, whose gradients JAX adds up."""
-        site, sums = self.sites.loss(node), self.sites.sums(axes)
+        site, sums = self.sites.loss(node), self.sites.sums(node, axes)
         if site is None or not sums or not (node.in_gradient or node is site.values[0][0]):
             return
         text = f"take lax.pmean(.., {axes_text(axes)}) of the loss {site.text}"

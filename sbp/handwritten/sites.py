@@ -334,13 +334,14 @@ class Sites:
         span = users_span(found[0]) if len(found) == 1 else None
         if span is None or not isinstance(expression_at(span)[0], ast.expr):
             return None
-        if any(not (n.backward or is_inside(n)) for n in self.by_span[span]):
+        forward = [n for n in self.by_span[span] if not n.backward]
+        if not all(is_inside(n) and self.graph(n) is graph for n in forward):
             return None
         return Site(f"`{source_text(span)}` at line {span.line}", ((found[0], 0),), (span,))
 
-    def sums(self, axes: tuple[str, ...]) -> list[Node]:
-        """The sums over mesh axes that make all results of gradients; none if some result does not
-        come from such a sum."""
+    def sums(self, gradient: Node, axes: tuple[str, ...]) -> list[Node]:
+        """The sums over mesh axes that make all results of gradients in the graph of a node; none
+        if some result does not come from such a sum."""
 
         def is_sum(node: Node) -> bool:
             return node.op in SUMS and {*axes} <= {*names_of(node)}
@@ -349,7 +350,8 @@ class Sites:
             makers = (self.makers[o][0] for o in node.inputs if o in self.makers)
             return [] if is_sum(node) else [m for m in makers if m.backward]
 
-        ends = [self.makers[v][0] for v in self.ends]
+        makers = (self.makers[v][0] for v in self.ends)
+        ends = [m for m in makers if self.graph(m) is self.graph(gradient)]
         found = [*reached(ends, gradients)]
         first = (n for n in found if not gradients(n))
         return [] if any(not is_sum(n) for n in first) else [n for n in found if is_sum(n)]

@@ -19,22 +19,21 @@ def detours(mesh: Mesh, hardware: Hardware) -> Detours:
     `jax.make_mesh`.
 
     Arguments:
-      mesh: a mesh. The result is empty if its devices have no coordinates, or if two of them are in
-          one chip: then `jax.make_mesh` does not ask for coordinates.
+      mesh: a mesh. The result is empty if its devices have no coordinates, or if a chip has two of
+          them: `jax.make_mesh` does not use the coordinates of such devices.
       hardware: that of the devices.
 
     Raises:
       ValueError: if the devices do not fill a box of the torus.
     """
     devices, count = sorted(mesh.devices.flat, key=lambda d: d.id), len(mesh.axis_names)
-    if hardware.topology != "torus" or hardware.devices_per_chip > 1:
-        return ()
-    if any(getattr(d, "coords", None) is None for d in devices):
+    places = {tuple(getattr(d, "coords", None) or ()) for d in devices}
+    if hardware.topology != "torus" or () in places or len(places) < len(devices):
         return ()
     auto = (AxisType.Auto,) * count
     try:
         best = jax.make_mesh(mesh.axis_sizes, mesh.axis_names, axis_types=auto, devices=devices)
-    except (AssertionError, NotImplementedError) as error:
+    except (AssertionError, NotImplementedError) as error:  # JAX raises them for no other reason
         raise ValueError("the devices do not fill a box of the torus") from error
     sets = itertools.chain(*(itertools.combinations(range(count), k) for k in range(1, count)))
     spreads = ((axes, *(_spread(m.devices, axes, hardware) for m in (mesh, best))) for axes in sets)

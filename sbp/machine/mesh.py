@@ -523,7 +523,7 @@ def _detours(mesh: Mesh | AbstractMesh, hardware: Hardware) -> Detours:
     try:
         found = detours(mesh, hardware)
     except ValueError as error:
-        warn("device-order", "the mesh:", f"{error}; sbp prices them as if they did")
+        warn("device-order", "in the mesh,", f"{error}; sbp prices them as if they did")
         return ()
     axes, texts = tuple(mesh.shape.items()), list[str]()
     single = {positions[0]: factor for positions, factor in found if len(positions) == 1}
@@ -533,8 +533,8 @@ def _detours(mesh: Mesh | AbstractMesh, hardware: Hardware) -> Detours:
         prices = [f"{link.of(2**24) * 1e6:,.0f}" for link in (far, near)]
         if factor > 1:
             texts.append(
-                f"{factor:.1f} times along `{axes[position][0]}` (to gather 16 MiB takes"
-                f" {prices[0]} us in place of {prices[1]})"
+                f"{factor:.1f} times along `{axes[position][0]}` (gathering 16 MiB takes"
+                f" {prices[0]} us instead of {prices[1]} us)"
             )
     if math.prod(single.values()) > 1:
         make = f"sbp.make_mesh({mesh.axis_sizes}, {mesh.axis_names})"

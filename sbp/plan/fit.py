@@ -58,8 +58,9 @@ NOTED = 0.01
 """Share of the device's memory by which the other plan must lower the peak as well."""
 
 ROUNDS = 5
-"""Prices of memory that are tried. Each plan is fullest at another moment, and the values that are
-live then are charged from the next price on."""
+"""Prices of memory that are tried to trade memory for time; also how often the highest price is
+tried again to meet a memory limit. Each plan is fullest at another moment, and the values that are
+live then are charged from the next plan on."""
 
 PRICES = tuple(10.0**n for n in range(-14, -6))
 """Prices of memory, in seconds per byte on one device, tried in turn. At 1e-11 a gigabyte costs
@@ -396,7 +397,6 @@ def _within_memory(
     program, least, too_low = free, free, PRICES[0] / 10
     even = free.cost.seconds / free.cost.peak_memory_bytes  # memory weighs as much as time
     highest = PRICES[-1]
-    # Each plan at the highest price may be fullest at another moment, and more values are charged.
     for price in sorted((*PRICES, even, 4 * even, *[highest] * ROUNDS)):
         found = search.at_price(price, free, fuller=program)
         if found is None or found.cost.seconds > most:
@@ -417,6 +417,7 @@ def _within_memory(
                     too_low = middle
             best = replace(best, memory_prices=search.prices)
             return best, best
+        # Plans at the highest price may be full at new moments. Then lower prices may do as well.
         too_low = price if price < highest else PRICES[0] / 10
     return None, least
 

@@ -469,7 +469,7 @@ def plan_page(
     assumed = " (assumed, since the mesh is abstract; hardware= names another)"
     sliced = f" in {mesh.slices} slices" if mesh.slices > 1 else ""
     most = max((factor for _, factor in mesh.detours), default=1.0)
-    apart = f", up to {most:.1f} times as far apart as by jax.make_mesh" if most > 1 else ""
+    apart = f", up to {most:.1f} times as far apart as with jax.make_mesh" if most > 1 else ""
     return Page(
         title=f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}{sliced}{apart},"
         f" hardware {mesh.hardware.name}{assumed if mesh.is_assumed else mesh.measured}",

@@ -351,8 +351,8 @@ class Padding:
 
 
 def of_process(x: Any, padding: Padding, sharding: NamedSharding, name: str) -> jax.Array:
-    """The global array, padded, from the whole or from this process's part, of which nothing
-    is sent.
+    """The global array, padded, from the whole array or from this process's part of it. The
+    process sends nothing of its part.
 
     Arguments:
       x: the array of the true shape, or the part: the elements that the devices of this process

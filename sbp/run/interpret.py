@@ -190,7 +190,7 @@ def stacks_of_matrices(block: Block, kept: Set[int]) -> frozenset[Register]:
 
 
 def _with_matrices(loop: Loop, values: Sequence[Any], stacks: Set[Register]) -> list[Any]:
-    """The outputs of a scan's body, where those that go into stacks of matrices are matrices."""
+    """The outputs of a scan's body. An output that a stack of matrices takes is a matrix."""
     narrow = {
         e.output
         for e in interface_of(loop.node).leaving(0)

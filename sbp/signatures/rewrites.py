@@ -252,7 +252,7 @@ def with_mirrors(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
     return graph
 
 
-# ---- what is mirrored ----------------------------------------------------------------------------
+# ---- mirrors -------------------------------------------------------------------------------------
 
 
 Form = tuple[Operand, bool]

@@ -80,8 +80,8 @@ def _order(core: Core, limit: int, *, smallest: bool) -> list[int] | None:
 def _cheapest_first(
     queue: list[tuple[Any, int]], cost: Callable[[int], Any], left: Container[int]
 ) -> Iterator[tuple[Any, int]]:
-    """The variables that are left, each with its cost, the cheapest first; of equals the one with
-    the smallest number. The caller may remove variables from those that are left, and change costs.
+    """The variables that are left, each with its cost, the cheapest first, and of equally
+    cheap ones the smallest number. The caller may remove variables from `left` and change costs.
 
     Arguments:
       queue: variables with their costs. The caller adds a variable again when its cost may have

@@ -431,7 +431,7 @@ class Writer:
 
 
 class _Joins(Writer):
-    """Finds the joins of a graph; arguments as those of `Writer`.
+    """Finds the joins of a graph. Its arguments are the arguments of `Writer`.
 
     Attributes:
       kept: values that something else reads than slices of what is put together.
@@ -559,7 +559,7 @@ class _Joins(Writer):
 
     def composed(self, x: Operand, cuts: Cuts) -> tuple[int, list[Slice], list[Slice]]:
         """The dim along which a value is put together, the slices of its parts that a slice of it
-        has, and those of them that are no copies of a scalar."""
+        has, and the slices that are not copies of a scalar."""
         dim, parts = self.parts(self.flow.maker(x)) or (0, [])
         slices = within(parts, cuts[dim])
         return dim, slices, [s for s in slices if self.graph.aval(s.source).shape]

@@ -191,7 +191,7 @@ def reads(step: Step) -> set[str]:
 
 
 def all_steps(steps: Iterable[Step]) -> Iterator[Step]:
-    """The steps and those of their functions, which come first."""
+    """The steps. The steps of a function come before the call of the function."""
     for step in steps:
         for _, block in step.blocks:
             yield from all_steps(block.steps)

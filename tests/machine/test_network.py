@@ -661,7 +661,7 @@ def test_collectives_take_longer_where_devices_are_apart(side):
     assert not near.detours
     shuffled = np.random.default_rng(0).permutation(chips).reshape(side, side)
     with pytest.warns(
-        sbp.SbpWarning, match="device-order: the mesh keeps .* times along `b` .to gather"
+        sbp.SbpWarning, match="device-order: the mesh keeps .* times along `b` .gathering"
     ):
         far = mesh_spec(jax.sharding.Mesh(shuffled, ("a", "b")))
     for axis, groups in ((0, shuffled.T), (1, shuffled)):

@@ -99,7 +99,7 @@ def test_a_missing_golden_file_fails(tmp_path, monkeypatch):
 UNREAD = re.compile(
     r'<(style|title)\b.*?</\1>|<(\w+) class="(?:rest|unseen)".*?</\2>|<[^>]*>', re.DOTALL
 )
-"""What of an HTML page is no word: styles, what is folded away or unseen, and tags."""
+"""Parts of an HTML page that are not words: styles, hidden elements, and tags."""
 
 
 def html_facts(text):

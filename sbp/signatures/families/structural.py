@@ -56,7 +56,7 @@ def halo_rows(op: Op, dims: Sequence[int], aligned: Collection[int] = ()) -> lis
     Arguments:
       op: the equation.
       dims: the dims to split, one for each row.
-      aligned: those of them along which nothing is sent.
+      aligned: the dims of `dims` along which the kernel sends nothing.
     """
 
     def atom(aval: Any, d: int) -> Atom:

@@ -71,8 +71,8 @@ def sum_dtype(dtype: Any) -> Any:
 def changed_along(
     params: Mapping[str, Any], dims: Collection[int], **values: Any
 ) -> dict[str, tuple[Any, ...]]:
-    """Parameters with an entry for each dim, with other values along some dims; those that are None
-    are left out.
+    """Parameters with an entry for each dim, with other entries along some dims. Parameters that
+    are None are left out.
 
     Arguments:
       params: parameters of a primitive.
