@@ -231,8 +231,8 @@ _transpose_rule: Callable[..., Any] = _rules[_lin]
 
 
 def _transpose_users_rule(results: Any, *args: Any, bwd: Any, **params: Any) -> Any:
-    """Runs the rule of a `custom_vjp`. In a trace of sbp, equations of the user's rule have the
-    lines of the rule. JAX gives them the line of the call in the forward pass."""
+    """Runs the backward rule of a `custom_vjp`. In a trace of sbp, operations of the user's rule
+    have the lines of the rule. JAX gives them the line of the call in the forward pass."""
     names = source_info_util.current_name_stack()
     is_users = source_info_util.is_user_filename(bwd.debug_info.func_filename or "")
     with source_info_util.set_name_stack(names):  # at its end, the context is as before

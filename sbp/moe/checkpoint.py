@@ -263,7 +263,7 @@ def take_lock(held: int, workdir: Path, *, shared: bool = False) -> None:
     Arguments:
       held: the open file of the lock.
       workdir: the folder.
-      shared: whether others may take it so, too: `sbp check` only looks whether a run is in it.
+      shared: whether others may hold a shared lock at the same time, as `sbp check` does.
 
     Raises:
       SbpError: `bad-checkpoint` where another run is in it.

@@ -110,7 +110,7 @@ class Stack:
         Arguments:
           table: a row for each id.
           params: layer pairs, leaves stacked on dim 0.
-          place: under the key, that of the embeddings' dropout; that of the layers is the next.
+          place: the number of the subkey for the embeddings' dropout. The layers' is the next.
 
         Returns:
           x [G, S, M]; auxiliary losses, leaves [L]; counts stacked on dim 0.

@@ -339,7 +339,8 @@ sbp.jit(f, mesh, plan="doubled.json").plan(jnp.zeros(8))
         The devices of a TPU are on a torus, and a collective along a mesh axis takes longer the
         farther the devices along this axis are apart. Here the order of the devices in the mesh
         keeps them farther apart than the order of jax.make_mesh does. sbp prices the order that
-        you give, and the warning shows both prices.
+        you give, and the warning shows both prices. If the devices do not fill a box of the torus,
+        sbp prices them as if they did, and the warning says so.
 
         Make the mesh with sbp.make_mesh or jax.make_mesh, which ask the devices for their places.
         """,
