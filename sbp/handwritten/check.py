@@ -3,13 +3,11 @@
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.sharding import PartitionSpec
-
-from sbp.errors import SHOWN, Diagnostic, Help, Span
+from sbp.errors import SHOWN, Diagnostic, Help, OptionEdit, Span
 from sbp.handwritten.compared import (
     DIFFERS,
     first_unknown,
@@ -19,32 +17,29 @@ from sbp.handwritten.compared import (
     run_diagnostic,
 )
 from sbp.handwritten.emulation import (
-    axes_by_dim,
-    claims,
     function_of,
     outs_of,
     program_run,
     regions_of,
     splits_jointly,
 )
-from sbp.handwritten.measured import BY_SHARD, COUNTED, Body, Fault, Finding, Kind, region_findings
+from sbp.handwritten.faults import find_faults
+from sbp.handwritten.measured import Body, Finding, Kind
 from sbp.handwritten.one_device import ComparedRun, Comparisons
 from sbp.handwritten.repairs import READS_OF_PARTIAL, GraphEdit, Repairs, edit_program
-from sbp.handwritten.written_sizes import scalars
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.rule import RANKS
 from sbp.source.editing import in_order, sizes_text
 from sbp.source.reader import expression_at, name_called, scope_of, source_text, users_span
 from sbp.trace.collectives import (
     CALLED,
-    KINDS,
     SHARD_MAP,
     SUMS,
     collective_runs,
     handwritten_bytes,
     names_of,
 )
-from sbp.trace.graph import Graph, Node, Operand, group_by, nodes_with_runs
+from sbp.trace.graph import Graph, Node, group_by
 from sbp.types import B, Split
 
 # ---- words --------------------------------------------------------------------------------------
@@ -355,110 +350,6 @@ def coverage(compared: Comparisons) -> Coverage:
     )
 
 
-# ---- analysis -----------------------------------------------------------------------------------
-
-
-def _short_ring(finding: Finding, mesh_axis: str, size: int) -> list[Node]:
-    """The last step of the ring that makes the result of a finding, if the ring has one step too
-    few to go around a mesh axis; empty for other results."""
-    body = Body(finding.region.params["body"], {}, mesh_axis)
-    runs = {node.id: count for node, count in nodes_with_runs(body.graph)}
-    steps, last = dict[Operand, int](), list[Node]()
-    for node in body.sent(body.graph.outputs[finding.result]):
-        if KINDS[node.op] == "permute" and names_of(node) == (mesh_axis,):
-            steps[node.outputs[0]] = steps.get(node.inputs[0], 0) + (
-                runs[node.id] if len(node.params["perm"]) == size else size
-            )
-            last = [node]
-    # On three devices, a single step is more often a shift than a ring.
-    return last if size > 3 and max(steps.values(), default=0) == size - 2 else []
-
-
-def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, list[Node]]]:
-    """The faults of a program; and for each mesh axis, operations at which types end because of a
-    value of another device or of the device's index."""
-    found, ends = dict[tuple[Any, ...], Finding](), dict[str, list[Node]]()
-    graph = compared.graph
-    # Of a value that is returned twice, the first path counts.
-    paths = dict(reversed([*zip(graph.outputs, graph.output_names, strict=False)]))
-    for c in compared.compared:
-        name, written = c.run.mesh_axis, compared.axes[c.run.mesh_axis]
-        own = (
-            (node, results)
-            for node, results in claims(graph)
-            if name in node.params.get("newly_manual_axes", node.params.get("manual_axes", ()))
-        )
-        for node, results in own if c.wrong else ():
-            uneven = [i for at, i, a in compared.uneven if (at, a) == (node.id, name)]
-            typed = [Body(node.params["body"], t, name, c.changed) for t in c.types]
-            powers = {
-                i: power
-                for i, v in enumerate(node.outputs)
-                for k, power in c.powers.items()
-                if graph.outputs[k] == v
-            }
-            results = [i for i in results if node.outputs[i] not in c.one_each]
-            findings = [
-                *region_findings(node, typed, c.numbers, results, uneven, ends.setdefault(name, []))
-            ]
-            for i in powers.keys() - {f.result for f in findings if f.fault.kind not in BY_SHARD}:
-                if (fault := typed[0].scaled(typed[0].graph.outputs[i], powers[i])) is not None:
-                    findings = [
-                        *(f for f in findings if f.result != i),
-                        Finding(fault, (name,), None, node, i),
-                    ]
-            for finding in findings:
-                kind = finding.fault.kind
-                meant = c.meant or node.outputs[finding.result] in c.excused
-                harmless = {"local": c.placed, "own-positions": c.longer}.get(kind, ())
-                is_meant = meant and not c.uneven and kind in (*COUNTED, *BY_SHARD)
-                if is_meant or finding.fault.node.id in harmless:
-                    continue
-                if kind == "missing" and (ring := _short_ring(finding, name, c.run.size)):
-                    ends[name] += ring
-                    continue
-                scales = kind in COUNTED and scalars(finding.fault.node)
-                numbers = (
-                    *finding.numbers,
-                    *(c.run.stuck if kind in (*COUNTED, *BY_SHARD) else ()),
-                    *(sorted(written.numbers) if scales else ()),
-                )
-                finding = replace(
-                    finding,
-                    numbers=tuple(dict.fromkeys(numbers)),
-                    reordered=c.run.reordered,
-                    path=paths.get(node.outputs[finding.result], ""),
-                )
-                # The same fault on several mesh axes is one.
-                known = found.get(finding.key, finding)
-                axes = tuple(
-                    a for a in compared.mesh.names if a in {*known.mesh_axes, *finding.mesh_axes}
-                )
-                found[finding.key] = replace(known, mesh_axes=axes)
-    if not found and all(c.wrong for c in compared.compared):
-        orders = ((node, reversed_order(node)) for node in regions_of(graph))
-        wrong = (Finding(Fault("order", node), axes, None, node) for node, axes in orders if axes)
-        found = {finding.key: finding for finding in wrong}
-    # A collective that mixes up the dims of a value does so on other mesh axes as well.
-    placed = {f.fault.node.id for f in found.values() if f.fault.kind != "local"}
-    return tuple(
-        f for f in found.values() if f.fault.kind != "local" or f.fault.node.id not in placed
-    ), ends
-
-
-def reversed_order(region: Node) -> tuple[str, ...]:
-    """Two mesh axes that the specs of a region order in two ways on a dim; empty where none do."""
-    # A type orders the axes of a dim as the mesh does.
-    found = {
-        pair
-        for spec in (*region.params["in_specs"], *region.params["out_specs"])
-        if isinstance(spec, PartitionSpec)
-        for axes in axes_by_dim(spec, len(spec), ())
-        for pair in itertools.combinations(axes, 2)
-    }
-    return next(((a, b) for a, b in sorted(found) if (b, a) in found), ())
-
-
 # ---- helps --------------------------------------------------------------------------------------
 # Helps: edits of the source with which the program computes on the mesh what it does on one device,
 # with the bytes that the edited program sends as their price.
@@ -473,6 +364,9 @@ CHAINED = 6
 _ONE = ("copies-as-split", "doubled", "missing", "pending")
 """Kinds of faults whose candidates are one repair in several spellings: only the first accepted one
 is offered."""
+
+
+FUNCTION = "jax.shard_map"
 
 
 class Helper:
@@ -512,12 +406,41 @@ class Helper:
                     break
             if len(found) == most:
                 break
+        if checked := self.checked_help(finding, found.values()):
+            return (checked,), False
         if not found:
             return self.chain(finding)
         return (
             tuple(sorted(found.values(), key=lambda h: h.bytes_per_device)),
             most > 1 and next(repairs, None) is not None,
         )
+
+    def checked_help(self, finding: Finding, found: Iterable[Help]) -> Help | None:
+        """The help to pass check_vma=True, alone or with a help that the program needs then, for a
+        gradient that no other help mends."""
+        node, region = primary(finding), finding.region
+        checks = function_of(region) != FUNCTION or region.params.get("check_vma", True)
+        if checks or not node.in_gradient or any(h.clears_all_errors for h in found):
+            return None
+        after, text = self.checked, f"pass check_vma=True to {FUNCTION}"
+        if after is None:
+            return None
+        edit = OptionEdit(option="check_vma", value=True, function=FUNCTION)
+        if not self.compared.wrong_of(after.graph):
+            return Help(
+                text=text,
+                edits=(edit,),
+                bytes_per_device=handwritten_bytes(after.graph, {}),
+                peak_memory_bytes=None,
+                clears_all_errors=True,
+            )
+        helps = (h for f in find_faults(after)[0] for h in Helper(after).helps(f)[0])
+        best = next((h for h in helps if h.clears_all_errors), None)
+        return best and replace(best, text=f"{text}, and {best.text}", edits=(edit, *best.edits))
+
+    @functools.cached_property
+    def checked(self) -> Comparisons | None:
+        return self.compared.with_checks()
 
     def help(self, edits: Sequence[GraphEdit], made: Graph) -> Help | None:
         """The help of some edits that make a program. None where its wrong results are not fewer
@@ -598,7 +521,7 @@ def _together(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
         shown = d if clear is None or any(h.clears_all_errors for h in d.helps) else clear
         others = tuple(label for label in d.labels if not label.primary)
         if shown.helps or d.primary is None or not others:
-            return (shown.code, shown.helps) if shown.helps else id(d)
+            return shown.helps or id(d)
         return d.code, d.primary.text, others
 
     same = group_by(ordered, cause)

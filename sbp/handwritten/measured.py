@@ -531,14 +531,16 @@ class Body:
     def scaled(self, value: Operand, power: int) -> Fault | None:
         """The fault of a value that is too large or too small by the number of devices: its last
         reduction. If a product follows it, only `lax.pmean` and sums that JAX makes count."""
-        made = [m for m in self.makers(self.upstream(value)) if self.over(m)]
-        last = next((m for m in reversed(made) if KINDS[m.op] not in SENDING), None)
-        if last is None or abs(power) != 1:
+        made = [m for m in self.makers(self.upstream(value))[::-1] if self.over(m)]
+        made = [m for m in made if KINDS[m.op] not in SENDING]
+        if not made or abs(power) != 1:
             return None
-        reads = self.flow.readers.get(last.outputs[0], ())
-        mean = next((r for r in reads if r and PMEAN in r.library), None)
+        reads = {m: self.flow.readers.get(m.outputs[0], ()) for m in made}
+        means = {m: next((r for r in reads[m] if r and PMEAN in r.library), None) for m in made}
+        last = next((m for m in made if power > 0 and not means[m]), made[0])
+        mean = means[last]
         if power < 0:
-            return None if mean is None else Fault("averaged", mean, last)
+            return mean and Fault("averaged", mean, last)
         if last.in_gradient:
             return Fault("pending", last, last)
         behind = self.makers(self.upstream(value, lambda v: v not in last.outputs))

@@ -51,6 +51,7 @@ from sbp.handwritten.written_sizes import (
     AxisInCode,
     WrittenSizes,
     changed_numbers,
+    checking_vma,
     fixed_numbers,
     longer_counts,
     renumber,
@@ -589,6 +590,15 @@ class Comparisons:
             if c.wants
         ]
         return other
+
+    def with_checks(self) -> "Comparisons | None":
+        """The comparisons of the program with check_vma=True; None where JAX refuses that."""
+        traced = checking_vma(self.traced)
+        try:
+            graph = traced(self.fn)
+        except FAILURES:
+            return None
+        return compared_runs(graph, self.fn, traced, self.leaves, self.mesh).compare_all()
 
     def reaches(self, graph: Graph) -> list[np.ndarray]:
         """For each result, which of its slices along the first dim change with which slice of which

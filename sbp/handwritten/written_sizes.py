@@ -498,6 +498,19 @@ def trace_on_one_device(
         raise ValueError(reason_of(error)) from error
 
 
+def checking_vma(traced: Callable[[Any], Graph]) -> Callable[[Any], Graph]:
+    """Traces a program as `traced` does, but with check_vma=True in all its regions."""
+
+    def act(bind: Callable[..., Any], args: tuple[Any, ...], params: dict[str, Any]) -> Any:
+        return bind(*args, **params | {"check_vma": True})
+
+    def checked(fn: Any) -> Graph:
+        with _jax.own_traces("sbp_check_vma"), _jax.regions_bound_by(act):
+            return traced(fn)
+
+    return checked
+
+
 def _chain(
     bind: Callable[..., Any], args: Sequence[Any], params: dict[str, Any], axis: AxisInCode
 ) -> Any:

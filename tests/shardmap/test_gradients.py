@@ -15,6 +15,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as PS
 
 import sbp
+from sbp.errors import OptionEdit
 from tests.shardmap.programs.faulty import PROGRAMS
 from tests.shardmap.programs.kinds import draw, is_right, mesh, report_of
 from tests.shardmap.programs.right import enter, leave
@@ -321,3 +322,30 @@ def test_gradients_of_tensor_parallel_layers(program, specs, ws, ends, title, he
     assert title in f"{d.code}: {d.title}" and d.helps[0].clears_all_errors
     assert helped in d.helps[0].text
     assert d.helps[0].text.count("put the operand of `h @ w` at line ") == (program is of_columns)
+
+
+def test_check_vma_is_a_help_for_gradients_that_it_reduces():
+    """A tensor-parallel layer behind a scale: with check_vma=False, the transpose of its psum is a
+    psum, and no device has the whole gradient of the scale."""
+
+    def loss(p, x):
+        h = jnp.tanh((x * p["scale"]) @ p["w1"]) @ p["w2"]
+        return LOSS["mean"](lax.psum(h, "model"))
+
+    def step(p, x):
+        return lax.pmean(jax.grad(loss)(p, x), "data")
+
+    def averaged(p, x):
+        return jax.grad(lambda p: lax.pmean(loss(p, x), "data"))(p)
+
+    params = {"scale": draw(W1.shape[0], seed=5), "w1": W1, "w2": W2}
+    specs = {"scale": PS(), "w1": PS(None, "model"), "w2": PS("model")}
+    (found,) = report_of(step, (specs, PS("data")), specs, params, X, vma=False).diagnostics
+    (help_,) = found.helps
+    assert help_.text.startswith(
+        'pass check_vma=True to jax.shard_map, and take lax.pmean(.., "data")'
+    )
+    assert [e.value for e in help_.edits if isinstance(e, OptionEdit)] == [True]
+    region = jax.shard_map(averaged, mesh=mesh(), in_specs=(specs, PS("data")), out_specs=specs)
+    whole = lambda p: LOSS["mean"](jnp.tanh((X * p["scale"]) @ p["w1"]) @ p["w2"])
+    assert is_right(region, (params, X), jax.grad(whole)(params), 1e-3, 1e-5)

@@ -11,7 +11,8 @@ import pytest
 import sbp
 from sbp.errors import OptionEdit
 from sbp.handwritten.arguments import trace_program
-from sbp.handwritten.check import Helper, diagnostic, find_faults
+from sbp.handwritten.check import Helper, diagnostic
+from sbp.handwritten.faults import find_faults
 from sbp.handwritten.one_device import compared_runs
 from sbp.machine.mesh import mesh_spec
 from tests.edits import edited_text, run_source, split_edits

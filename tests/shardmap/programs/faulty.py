@@ -59,6 +59,16 @@ def gradients_summed_again(p, x, y):
     return gradients_summed_by_jax(p, x, y, lambda g: lax.psum(g, "data"))
 
 
+def gradients_averaged_in_a_scan(w, x, y):
+    """JAX has summed the gradient of each microbatch already; its mean over the devices follows."""
+
+    def add(total, batch):
+        return lax.pmean(total + jax.grad(loss)(w, *batch), "data"), None
+
+    parts = x.reshape(4, -1, x.shape[1]), y.reshape(4, -1, y.shape[1])
+    return lax.scan(add, jnp.zeros_like(w), parts)[0]
+
+
 def gradients_of_two(p, x, y):
     """The second variable is the gradient of the bias."""
     own_loss = lambda w, b: loss_of_tree({"w": w, "b": b}, x, y)
@@ -190,6 +200,14 @@ GRADIENTS = {
         fault.__name__: Faulty(fault, step_of_tree, (PARAMS, X, Y), STEP, PS(), vma=(True,))
         for fault in (gradients_summed_by_jax, gradients_summed_again)
     },
+    "gradients_averaged_in_a_scan": Faulty(
+        gradients_averaged_in_a_scan,
+        jax.grad(lambda w, x, y: 4 * loss(w, x, y)),
+        (W, X, Y),
+        STEP,
+        PS(),
+        vma=(True,),
+    ),
     "gradients_of_two": Faulty(gradients_of_two, step_of_tree, (PARAMS, X, Y), STEP, PS()),
     "gradient_returned": Faulty(
         lambda w, x, y: jax.grad(loss)(w, x, y), jax.grad(loss), (W, X, Y), STEP, PS()
