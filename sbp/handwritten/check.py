@@ -407,7 +407,7 @@ class Helper:
             if len(found) == most:
                 break
         if checked := self.checked_help(finding, found.values()):
-            return (checked,), False
+            return (checked, *(h for h in found.values() if h.clears_all_errors)), False
         if not found:
             return self.chain(finding)
         return (
@@ -417,10 +417,10 @@ class Helper:
 
     def checked_help(self, finding: Finding, found: Iterable[Help]) -> Help | None:
         """The help to pass check_vma=True, alone or with a help that the program needs then, for a
-        gradient that no other help mends."""
+        gradient that no other edit of the source mends."""
         node, region = primary(finding), finding.region
         checks = function_of(region) != FUNCTION or region.params.get("check_vma", True)
-        if checks or not node.in_gradient or any(h.clears_all_errors for h in found):
+        if checks or not node.in_gradient or any(h.clears_all_errors and h.edits for h in found):
             return None
         after, text = self.checked, f"pass check_vma=True to {FUNCTION}"
         if after is None:
