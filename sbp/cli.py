@@ -75,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments; None takes those of the process.
 
     Returns:
-      The exit status: 0, 2 when the arguments do not fit, or 130 when Ctrl-C ended it.
+      The exit status: 0; 1 for a program with an error; 2 when the arguments do not fit; 130 when
+      Ctrl-C ended it.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:

@@ -158,12 +158,12 @@ def bytes_text(count: float) -> str:
 def seconds_text(seconds: float) -> str:
     """A modelled time with three significant digits.
 
-    >>> seconds_text(0.00123), seconds_text(2.5)
-    ('1.23 ms', '2.5 s')
+    >>> seconds_text(0.00123), seconds_text(0.9997), seconds_text(1234.5)
+    ('1.23 ms', '1 s', '1,234 s')
     """
     for unit in ("s", "ms", "us"):
-        if seconds >= 1:
-            return f"{seconds:.3g} {unit}"
+        if seconds >= 0.9995:  # shown as 1
+            return f"{seconds:.3g} {unit}" if seconds < 999.5 else f"{seconds:,.0f} {unit}"
         seconds *= 1e3
     return f"{seconds:.3g} ns"
 

@@ -26,6 +26,7 @@ from sbp.errors import (
     SbpWarning,
     SourceEdit,
     bytes_text,
+    counted,
     noting,
 )
 from sbp.explain.change import DiagnosisLimits, applicable, help_with_price, labels_at
@@ -376,7 +377,18 @@ class SizedReport(Report):
 
     def _shown(self, *, short: bool = False) -> Page:
         """The page with the sizes first."""
-        page, found = super()._shown(short=short), self.sizes
+        page = super()._shown(short=short)
+        return Page(title=page.title, parts=(self.of_sizes, *page.parts))
+
+    def to_json(self) -> dict[str, Any]:
+        """`Report.to_json`, with the rows of `of_sizes` under `sizes`."""
+        (rows,) = self.of_sizes.parts
+        return {**super().to_json(), "sizes": dict(rows.pairs)}
+
+    @property
+    def of_sizes(self) -> Section:
+        """For which sizes the typing holds."""
+        found = self.sizes
         at = point_text(found.point)
         how = {
             "every": f"every {found.holds}",
@@ -386,14 +398,11 @@ class SizedReport(Report):
         pairs = (
             ("asked for", f"every {found.asked}; other sizes are not covered"),
             ("typing holds for", how),
-            ("shown by", f"Z3, {found.claims} conditions on sizes"),
+            ("shown by", f"Z3, {counted(found.claims, 'condition')} on sizes"),
             ("planned at", f"{at}; bytes, memory and time are for these sizes"),
             *((limit, f"met for {at}; sbp did not check other sizes") for limit in self.limits),
         )
-        return Page(
-            title=page.title,
-            parts=(Section(title="symbolic sizes", parts=(Facts(pairs=pairs),)), *page.parts),
-        )
+        return Section(title="symbolic sizes", parts=(Facts(pairs=pairs),))
 
 
 def sized_report(reader: CallReader, signature: CallSignature) -> Report:
@@ -454,7 +463,9 @@ def _limit_error(found: Decided, report: Report, call: SizedCall) -> Iterator[Di
     more = len(found.limits) - 3
     notes = [
         *(f"this does not hold for {at}: {c.text}" for c in found.limits[:3]),
-        *applicable({f"{more} more conditions do not hold for all sizes": more > 0}),
+        *applicable(
+            {f"not shown: {counted(more, 'more condition')} that some sizes break": more > 0}
+        ),
     ]
     there = _there(replace(call, point=found.counterexample))
     helps: tuple[Help, ...] = ()
@@ -539,6 +550,6 @@ def _undecided_warning(found: Decided) -> Iterator[Diagnostic]:
             labels=labels_at((c.span for c, _ in found.undecided), "not proved for all sizes")[:4],
             notes=(
                 *reasons[:3],
-                *applicable({f"{more} more conditions are not proved": more > 0}),
+                *applicable({f"not shown: {counted(more, 'condition')} without a proof": more > 0}),
             ),
         )

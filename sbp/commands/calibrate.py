@@ -77,7 +77,8 @@ def calibrate(given: argparse.Namespace) -> None:
     if wrong := [text for text, is_wrong in checks.items() if is_wrong]:
         raise SbpError(wrong[0], code="unknown-option")
     if given.devices:
-        simulate_devices(given.devices)
+        jax.config.update("jax_platforms", "cpu")
+        simulate_devices(given.devices, replaces=True)
     axes = mesh_axes(given.mesh) if given.mesh else {"devices": len(jax.devices())}
     mesh, console = make_mesh(tuple(axes.values()), tuple(axes)), Console(stderr=True)
     rates, links = measured(mesh, console)
@@ -253,7 +254,7 @@ def _toml(mesh: Mesh, rates: dict[str, float], links: Sequence[Link]) -> str:
     }
     return "\n".join(
         f"[{title.partition('#')[0]}]\n"
-        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items())
+        + "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in section.items())
         for title, section in sections.items()
     )
 

@@ -29,6 +29,7 @@ from rich.console import Console
 import sbp
 from sbp._jax import context_mesh
 from sbp.api.jit import Jitted, JittedMethod, check_shard_map, jit
+from sbp.api.symbolic import SizedReport
 from sbp.errors import SbpError, bytes_text, counted, nearest, seconds_text, short_words
 from sbp.kinds import AXIS_NAMES, can_name, is_whole
 from sbp.moe.sharding import simulate_devices
@@ -377,12 +378,12 @@ def show_program(given: argparse.Namespace) -> int:
       SbpError: `unknown-option` for wrong options; `bad-argument` if a file cannot be written.
     """
     written = Path(getattr(given, "output", "x") or "x")
-    exists = os.path.exists(written) or os.path.exists(written.with_suffix(".npz"))
+    exists = next(filter(os.path.exists, (written, written.with_suffix(".npz"))), None)
     views = [f"--{v}" for v in ("json", "html", "short", "source") if getattr(given, v, None)]
     files = getattr(given, "html", None), getattr(given, "output", None)
     checks = {
-        f"{files[1]} exists; name another file, or replace it with --force": (
-            given.command == "emit" and exists and not given.force
+        f"{exists} exists; name another file, or replace it with --force": (
+            given.command == "emit" and exists is not None and not given.force
         ),
         f"{' and '.join(views)} print one report in several ways; give one of them": (
             len(views) > 1 and views != ["--html", "--short"]
@@ -430,6 +431,7 @@ def _findings(report: Report) -> Page:
     if report.program is None:
         return Page(parts=parts)
     cost, mesh = report.program.cost, report.program.mesh
+    sizes = (report.of_sizes,) if isinstance(report, SizedReport) else ()
     how = " (assumed; --hardware names another)" if mesh.is_assumed else mesh.measured
     pairs = (
         ("mesh", f"{mesh}"),
@@ -437,14 +439,14 @@ def _findings(report: Report) -> Page:
         ("peak memory", f"{bytes_text(round(cost.peak_memory_bytes))} per device"),
         ("modelled time", f"{seconds_text(cost.seconds)} on {mesh.hardware.name}{how}"),
     )
-    return Page(parts=(*parts, Facts(pairs=pairs)))
+    return Page(parts=(*parts, *sizes, Facts(pairs=pairs)))
 
 
 def _show_users_error(error: "UserCodeError", target: str) -> None:
     """Prints what the user's code raised, from the user's first line on."""
     cause = error.__cause__
     assert cause is not None  # `raise .. from`
-    ours = str(Path(sbp.__file__).parent), sysconfig.get_path("stdlib"), "<"
+    ours = f"{Path(sbp.__file__).parent}{os.sep}", sysconfig.get_path("stdlib"), "<"
     frames = itertools.dropwhile(
         lambda f: f.filename.startswith(ours) or in_library(f.filename),
         traceback.extract_tb(cause.__traceback__),
@@ -505,7 +507,8 @@ def _check(given: argparse.Namespace) -> Report | str:
             raise UsageError(f"--devices must be at least 1, got {given.devices}")
         jax.config.update("jax_platforms", "cpu")
     # Programs that are checked send nothing to simulated devices.
-    simulate_devices(given.devices or max(SIMULATED, math.prod(mesh.values())))
+    least = max(SIMULATED, math.prod(mesh.values()))
+    simulate_devices(given.devices or least, replaces=given.devices is not None)
     values = None if given.args is None else arguments(given.args)
     try:
         function, args, kwargs = _call(_find(given.target), values, given.target)
@@ -523,7 +526,10 @@ def _check(given: argparse.Namespace) -> Report | str:
         )
     jitted = _jit(function, axes, given)
     if given.command == "emit":
-        return _run(lambda: jitted.plan(*args, **kwargs).source(given.output), "")
+        try:
+            return _run(lambda: jitted.plan(*args, **kwargs).source(given.output), "")
+        except SbpError as error:
+            return Report(program=None, diagnostics=diagnostics_of(error), title=given.target)
     return _run(lambda: jitted.check(*args, **kwargs), "")
 
 
@@ -547,7 +553,9 @@ def _run(action: Callable[[], Any], hint: str = " If it needs more devices: --de
                 " arguments that returns (function, arguments), these as jax.ShapeDtypeStruct with"
                 " sharding="
             )
-        raise UserCodeError("" if isinstance(error, SyntaxError) else hint) from error
+        elif isinstance(error, SyntaxError) or "device" not in str(error):
+            hint = ""
+        raise UserCodeError(hint) from error
 
 
 # ---- finding the function -----------------------------------------------------------------------
@@ -562,6 +570,8 @@ def _find(target: str) -> Any:
     place, _, path = target.partition(":")
     if not path:
         raise UsageError(f"{target} names no function; write {place}:FUNCTION")
+    if not is_target(target):
+        raise UsageError(f"{place!r} is neither a file with its ending, .py, nor a module")
     if place.endswith(".py"):
         if not os.path.isfile(place):
             files = [str(Path(place).parent / p.name) for p in Path(place).parent.glob("*.py")]
@@ -573,7 +583,9 @@ def _find(target: str) -> Any:
             found = _run(lambda: importlib.import_module(place))
         except UserCodeError as error:
             missing = error.__cause__
-            if isinstance(missing, ModuleNotFoundError) and place.startswith(f"{missing.name}"):
+            if isinstance(missing, ModuleNotFoundError) and f"{place}.".startswith(
+                f"{missing.name}."
+            ):
                 raise UsageError(
                     f"there is no module {place}; name a file with its ending, as in model.py:step"
                 ) from None

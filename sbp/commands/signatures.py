@@ -161,6 +161,11 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
         the arguments.
     """
     if not (found := list(_functions(name))):
+        if name in known_primitives():
+            raise SbpError(
+                f"{name} is a primitive: leave --args out, or name a function of JAX that uses it",
+                code="unknown-option",
+            )
         functions = {
             n
             for m in _MODULES.values()
@@ -286,8 +291,8 @@ def _trace(
         key=lambda call: len(call[1][0]) != needed,
     )
     for text, tried in usual if given is None else [("", given), *usual]:
-        call, shapes = _of_arrays(function, tried)
         try:
+            call, shapes = _of_arrays(function, tried)
             graph, _ = trace(call, shapes)
         except Exception as error:  # JAX raises many kinds for arguments that do not fit
             if tried is given:

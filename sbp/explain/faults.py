@@ -299,8 +299,8 @@ def limit_notes(
             " blame": not fault.found.minimal,
             f"not shown: {counted(rows, 'more row')} of the rule, equally close": rows > 0,
             **dict.fromkeys(left_out(unshown, untried), True),
-            f"the program has {request.size:,} operations, so the prices of helps leave out reuse"
-            " of conversions by the backward pass": helps and not request.reuse,
+            f"the program has {request.size:,} operations, so the prices of helps do not count"
+            " conversions that the backward pass reuses": helps and not request.reuse,
             "the price of each help assumes that you fix the other errors": errors > 1
             and any(not h.clears_all_errors for h in helps),
             f"not shown: at least {counted(untold, 'more error')}": untold > 0,

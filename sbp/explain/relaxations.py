@@ -248,7 +248,7 @@ def _costly(
             " cost model"
         ),
         labels=(Label(span=site.span, text=price, primary=True),),
-        notes=("the annotations of the warnings above are in neither plan, nor in the helps",)
+        notes=("sbp computed these prices without the annotations of the warnings above",)
         if dearer
         else (),
         helps=(*following(request, site, without), *dropped),
@@ -571,9 +571,9 @@ def no_typing_together(request: Request, limits: DiagnosisLimits) -> Diagnostic:
         axes = ", ".join(f"`{a}`" for a in request.mesh.names)
         title = f"the program has no typing on the mesh axes {axes} together"
         notes.append(
-            f"under {boxing_text(request)}, the program has types on each mesh axis alone, but not"
-            " on all of them together: a dim may be too short to split over all of them, or an"
-            " outer axis would have to split a dim that an inner axis already splits"
+            f"under {boxing_text(request)}, the program has types on each mesh axis alone, but none"
+            " on all of them together. A dim may be too short to split over all of them, or an"
+            " inner axis already splits it"
         )
         tries = _tries(request, pins, limits)
         helps = sorted(

@@ -481,6 +481,7 @@ class Difference:
         """Whether nothing differs."""
         return (
             not (self.settings or self.inputs or self.outputs or self.values or self.sent)
+            and not any(self.unmatched)
             and self.costs[0] == self.costs[1]
         )
 

@@ -122,12 +122,13 @@ class Pipeline(NamedTuple):
 # ---- devices ------------------------------------------------------------------------------------
 
 
-def simulate_devices(count: int) -> None:
-    """Ask XLA for `count` simulated host devices; it listens only before the first use of any
-    device."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "xla_force_host_platform_device_count" not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={count}".strip()
+def simulate_devices(count: int, *, replaces: bool = False) -> None:
+    """Asks XLA for `count` simulated host devices, unless `XLA_FLAGS` has a number already;
+    `replaces` replaces that number. XLA reads it before the first use of any device."""
+    flag, flags = "--xla_force_host_platform_device_count", os.environ.get("XLA_FLAGS", "").split()
+    others = [each for each in flags if not each.startswith(flag)]
+    if replaces or others == flags:
+        os.environ["XLA_FLAGS"] = " ".join([*others, f"{flag}={count}"])
 
 
 # ---- sharding -----------------------------------------------------------------------------------

@@ -203,19 +203,20 @@ def verdict(why: Why, story: AxisStory) -> str:
             f" {difference(best.cost, why.cost)}"
         )
     if best is None or best.cost is None:
-        return "no other type was found"
+        return "other types were not tried" if why.untried else "no other type was found"
     atom, gap = dict(best.wanted).get(story.mesh_axis, "another"), difference(best.cost, why.cost)
     if story.links[0].kind == "donated output":
         replaced = "the type of the input that it replaces"
         return f"{replaced}; pinned in out_types, it could be {atom}, {gap}"
     if abs(best.cost.seconds - why.cost.seconds) <= OPTIMAL_GAP * why.cost.seconds:
-        return f"chosen among equals; {atom} costs the same"
+        return f"chosen among equals; {atom} takes the same time"
     if best.cost.seconds > why.cost.seconds:
-        return f"chosen by cost; next best {atom}, {gap}"
+        tried = " of the types that sbp tried" * (why.untried > 0)
+        return f"chosen by cost; next best{tried} {atom}, {gap}"
     if why.proved and why.evades:
         return (
-            "the cheapest type that the boxing policy allows; with an annotation, which may convert"
-            f" anyway, {atom} is {gap}"
+            "the cheapest type that the boxing policy allows; an annotation may convert anyway, and"
+            f" with {atom} the plan takes {gap}"
         )
     more = "; an annotation may convert where the policy does not" if why.evades else ""
     # Cheaper, within the gap that the report states.
@@ -249,7 +250,7 @@ def difference(cost: Cost, base: Cost) -> str:
 def _alternatives(why: Why) -> Section:
     dearer = len(why.alternatives) - SHOWN_TYPES
     left = {
-        counted(dearer, "costlier type"): dearer > 0,
+        counted(dearer, "more type"): dearer > 0,
         f"{counted(why.untried, 'type')} not tried; plan.why(.., refine=True) tries"
         " more": why.untried,
     }

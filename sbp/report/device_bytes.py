@@ -416,13 +416,18 @@ def traffic_picture(program: Program, other: Program | None = None) -> Picture:
     if len({t.grouping for t in found}) > 1:
         found = tuple(ProgramFlows(p, "function") for p in programs)
     this, *others = (bytes_text(t.bytes) for t in found)
+    plans = ("This plan: ", "The other plan: ")
     beside = [f" by this plan, {other} by the other (this / other in tables)" for other in others]
     caption = sentences(
         {
             f"bytes that one device sends per call, by mesh axis: {this} in"
             f" all{''.join(beside)}.": True,
             f"`{MOMENTS[-1]}`: conversions of results.": any(t.results.bytes for t in found),
-            **dict.fromkeys(sorted(branches_text(t.bytes, t.called) for t in found), True),
+            **{
+                f"{plan}{text}": True
+                for plan, t in zip(plans if others else ("",), found, strict=True)
+                if (text := branches_text(t.bytes, t.called))
+            },
         }
     )
     if not any(t.bytes for t in found):

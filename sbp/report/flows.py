@@ -399,10 +399,11 @@ def _caption(sheet: _Sheet) -> str:
     return sentences(
         {
             f"the program by {places[sheet.flows.grouping]}, colored by the type on mesh axis"
-            f" `{sheet.axis}`. Beside a box are the collectives that convert the values that it"
-            " reads or reduce the gradients that it makes, with the bytes that one device sends per"
-            " call. Arrows lead to a box from the largest value of its own pass that it reads and"
-            f" from every partial value; other values have no arrow. {_costliest(sheet)}": True,
+            f" `{sheet.axis}`. Beside each box are its collectives: they convert the values that it"
+            " reads, or reduce the gradients that it makes. Their bytes are those that one device"
+            " sends per call. An arrow to a box shows the largest value of its own pass that it"
+            " reads. Each partial value has an arrow, too; other values have none."
+            f" {_costliest(sheet)}": True,
             f"Not drawn: {counted(sheet.left_out, 'place')} with the fewest bytes.": sheet.left_out,
         }
     )
@@ -415,12 +416,16 @@ def _costliest(sheet: _Sheet) -> str:
     total = sum(stop.bytes for stop in stops)
     most, *others = merge(send for stop in stops for send in stop.sends)
     before = {"backward": "the gradient of", "update": "the update at"} if len(stops) == 1 else {}
-    place = f"{before.get(stops[0].phase, 'line')} {stops[0].where}"
+    named = f"line {stops[0].where}" if stops[0].where else stops[0].text
+    if sheet.flows.grouping == "function":
+        named = f"function {stops[0].text} in {stops[0].where}"
+    phase = before.get(stops[0].phase)
+    place = f"{phase} {named.removeprefix('line ')}" if phase else named
     part = f", {bytes_text(most.bytes)} of them" if others else ""
     return sentences(
         {
             f"The largest share of bytes, {total / sheet.flows.bytes:.0%}, is for"
-            f" {place if stops[0].where else stops[0].text}: {bytes_text(total)} per device{part}"
+            f" {place}: {bytes_text(total)} per device{part}"
             f" by {most.kind} over {most.axes}.": True,
             branches_text(sheet.flows.bytes, sheet.flows.called): True,
         }
@@ -575,12 +580,12 @@ def _free_track(taken: list[list[tuple[int, int]]], low: int, high: int) -> int:
 
 def _words(sheet: _Sheet) -> Table | str:
     """The places that send something or where values become partial."""
-    flows = sheet.flows
+    flows, by_function = sheet.flows, sheet.flows.grouping == "function"
     places = [s for s in (*flows.stops, flows.results) if s.sends or s.born]
     made = table_of(
         sorted(places, key=lambda s: (s is flows.results, -s.bytes)),
         {
-            "place": lambda s: s.where or s.text,
+            "place": lambda s: s.text if by_function else s.where or s.text,
             "pass": lambda s: s.phase,
             ">times": lambda s: str(s.runs),
             "makes": lambda s: (
@@ -589,7 +594,7 @@ def _words(sheet: _Sheet) -> Table | str:
             "sends": lambda s: "; ".join(map(_send_text, s.sends)),
             "share": lambda s: s.bytes / (flows.bytes or 1),
         },
-        detail=lambda s: s.text if s.where else "",
+        detail=lambda s: s.where if by_function else s.text if s.where else "",
         shown=_WORD_ROWS,
         rest=lambda left: f"and {counted(len(left), 'more place')}",
     )

@@ -196,7 +196,9 @@ def _choice(program: Program) -> str:
     )
     how = "proved cheapest in the cost model" if typing.optimal else found
     before = (
-        "" if typing.bounds_reuse else ", not counting conversions that the backward pass reuses"
+        ""
+        if typing.bounds_reuse
+        else "; sbp did not count that the backward pass can reuse conversions"
     )
     option = change.boxing_option(request)
     boxing = option if isinstance(option, str) else json.dumps(option, ensure_ascii=False)
@@ -216,9 +218,9 @@ def _left_out(program: Program) -> Iterator[str]:
         )
     elif program.memory_prices:
         yield (
-            "the cheapest plan does not fit in memory_limit, so sbp tried"
-            f" {counted(program.memory_prices, 'price')} per byte of memory. This is the cheapest"
-            " plan among them that fits; a price in between may give a cheaper one"
+            "the cheapest plan does not fit in memory_limit. sbp tried"
+            f" {counted(program.memory_prices, 'price')} of memory and took the cheapest plan that"
+            " fits. A cheaper one may exist"
         )
     if (how := program.request.recomputed) is not None:
         kept = ", without the products there" * how.keeps_products
@@ -575,8 +577,9 @@ def _pin_text(pin: Pin) -> str:
 def _collectives(program: Program, found: Sequence[facts.Collective], *, short: bool) -> Section:
     if not found:
         return Section(title="collectives", parts=("none: no device sends anything",))
-    total, runs = program.cost.bytes_per_device, counted(sum(c.runs for c in found), "run")
-    return table_section(
+    total = sum(c.bytes_per_device for c in found)
+    runs = counted(sum(c.runs for c in found), "run")
+    section = table_section(
         f"collectives: {runs}, {bytes_text(total)} per device",
         found,
         {
@@ -590,8 +593,10 @@ def _collectives(program: Program, found: Sequence[facts.Collective], *, short: 
         },
         detail=lambda c: facts.detail(c, 1 if short else 2),
         shown=SHOWN_SHORT if short else SHOWN_COLLECTIVES,
-        rest=lambda left: f"and {len(left)} more groups: {size_text(left)} per device",
+        rest=lambda left: f"and {counted(len(left), 'more group')}: {size_text(left)} per device",
     )
+    branches = flows.branches_text(total, program.cost.bytes_per_device)
+    return replace(section, parts=(*section.parts, *filter(None, (branches,))))
 
 
 def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:

@@ -208,7 +208,7 @@ def shard_picture(found: TensorShards) -> Picture:
       found: its shards.
     """
     untold = len(found.shards) - 2 * LISTED_SHARDS
-    more = (f"{counted(untold, 'shard')} of these are not listed here.",) if untold > 0 else ()
+    more = (f"This list leaves out {counted(untold, 'shard')}.",) if untold > 0 else ()
     return picture(_caption(found), _ShardDrawing(found).board(), _words(found), *more)
 
 

@@ -300,7 +300,7 @@ def timeline_picture(program: Program) -> Picture:
                 "longest": lambda one: " ".join([one.what, *one.axes]),
                 "line": lambda one: one.line[1] or one.line[0],
                 "pass": lambda one: one.phase,
-                ">runs": lambda one: f"{one.runs:g}",
+                ">runs": lambda one: f"{one.runs:,.0f}",
                 ">modelled": lambda one: seconds_text(one.waited),
                 ">share": lambda one: f"{one.waited / found.seconds:.1%}",
             },
@@ -325,7 +325,7 @@ def _caption(program: Program, found: Schedule) -> str:
     return sentences(
         {
             f"the modelled step over time: {seconds_text(found.seconds)}{waiting}.": True,
-            f"sbp assumes no overlap{but}; a compiler may overlap more.": True,
+            f"sbp assumes no overlap{but}. A compiler may overlap more.": True,
             f"{longest}.": longest,
             "sbp assumes how often a while loop runs.": any(
                 trips_are_assumed(one.node) for one in found.loops
@@ -422,7 +422,8 @@ def _loop(board: Board, found: Schedule, one: LoopInterval, top: float) -> None:
         return
     assumed = " (assumed)" if trips_are_assumed(node) else ""
     each = ", in each of the runs around it" if one.depth else ""
-    label = f"all {trips_of(node)} runs{assumed} of {node.name}{each}"
+    runs = counted(trips_of(node), "run")
+    label = f"{'all ' * (trips_of(node) > 1)}{runs}{assumed} of {node.name}{each}"
     text = f"{label}: {seconds_text(one.seconds)}"
     bracket = [(left, top + 2), (left, top + 6), (right, top + 6), (right, top + 2)]
     board.line(bracket, Ink(width=0.8), title=text)
@@ -583,7 +584,7 @@ def limits_section(program: Program) -> Section:
 
 def _flops_text(flops: float) -> str:
     """A number of operations with three significant digits and a unit of thousands."""
-    thousands = int(min(math.log10(max(flops, 1)) / 3, 6))
+    thousands = int(min(math.log10(max(flops * 1.0005, 1)) / 3, 6))  # 999.6 K is shown as 1 M
     return f"{flops / 1000**thousands:.3g} {['', *'KMGTPE'][thousands]}FLOP"
 
 

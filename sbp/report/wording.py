@@ -219,8 +219,8 @@ _LEFT = {
 _RETURNED = {
     "conversion": "on the way to another type that is read",
     "pinned output": "returned as `{output}`, which is pinned as {after}",
-    "donated output": "returned as `{output}`, which replaces the input {donor} in"
-    " the next call and so has its type",
+    "donated output": "returned as `{output}`, which replaces input {donor} in the next call and"
+    " has its type",
     "whole output": "returned as `{output}`: an output is partial only if its type says so",
     "": "returned as `{output}`, whose type is left free",
 }
