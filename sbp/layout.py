@@ -352,6 +352,8 @@ def fully_sharded(*mesh_axes: str, padded: bool = False) -> FullySharded:
     """
     if not mesh_axes:
         raise SbpError('fully_sharded needs a mesh axis: fully_sharded("data")')
+    if len(set(mesh_axes)) != len(mesh_axes):
+        raise SbpError(f"fully_sharded: {show(mesh_axes)} names a mesh axis twice; name each once")
     return FullySharded(mesh_axes, padded)
 
 
@@ -360,7 +362,7 @@ def _axes_of(name: Any, value: Any) -> tuple[str, ...]:
         (value,)
         if isinstance(value, str)
         else tuple(value)
-        if isinstance(value, Sequence | AbstractSet)
+        if isinstance(value, Sequence) or (isinstance(value, AbstractSet) and len(value) < 2)
         else (value,)
     )
     if not isinstance(name, str) or not all(map(AXIS.accepts, axes)):

@@ -484,7 +484,8 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
         if x.problem:
             raise refused(f"input {name} is {x!r} and {x.problem}", ValueError)
         return jax.ShapeDtypeStruct(
-            x.shape if isinstance(x, Padded) else x.parts.shape[x.rank :], x.parts.dtype
+            x.shape if isinstance(x, Padded) else x.parts.shape[x.rank :],
+            jax.dtypes.canonicalize_dtype(x.parts.dtype, allow_extended_dtype=True),
         )
     if isinstance(x, jax.Ref):
         raise refused(

@@ -118,7 +118,7 @@ def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
         )
     for node in regions_of(graph):
         given = mesh_sizes(node)
-        if given != dict(mesh.axes):
+        if tuple(given.items()) != tuple(mesh.axes):
             where = f" at {position_text(node.span.file, node.span.line)}" if node.span else ""
             raise SbpError(
                 f"the shard_map{where} uses the mesh"
@@ -185,9 +185,8 @@ def is_flat(x: Any) -> bool:
 def is_sorted(x: np.ndarray) -> bool:
     """Whether numbers rise along a dim, as keys to search in or the ids of segments."""
     is_number = x.dtype != np.bool_ and not jnp.issubdtype(x.dtype, jnp.complexfloating)
-    return is_number and any(
-        (np.diff(x, axis=d) >= 0).all() for d in range(x.ndim) if x.shape[d] > 1
-    )
+    dims = [np.moveaxis(x, d, 0) for d in range(x.ndim) if x.shape[d] > 1]
+    return is_number and any((y[1:] >= y[:-1]).all() for y in dims)
 
 
 def is_guessed(x: Any) -> bool:

@@ -183,7 +183,7 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
     taken = f"S({fault.operand})" if fault.kind == "partial-as-split" else ""
     types = " or ".join(map(repr, fault.atoms))
     unknown = "partial" if fault.kind in ("missing", "partial-as-split") else "two partial sums"
-    n = math.prod(mesh.size(a) for a in axes)
+    n = math.prod(mesh.size(a) for a in axes) ** fault.power
     pending = f"{n} times too large: use lax.pmean for means of shards"
     called = name_called(expression_at(users_span(primary(finding)))[0])
     if called in (CALLED["gathered"], CALLED["scattered"]):

@@ -42,13 +42,8 @@ from sbp.types import Atom, B, NdSbp, Split, Unreduced
 def outs_of(region: Node) -> str:
     """The argument that states the types of a region's results. A region without results and
     operands is a `jax.shard_map`."""
-    return (
-        "out_types"
-        if any(
-            isinstance(s, NdSbp) for s in (*region.params["in_specs"], *region.params["out_specs"])
-        )
-        else "out_specs"
-    )
+    specs = *region.params["in_specs"], *region.params["out_specs"]
+    return "out_types" if any(isinstance(s, NdSbp) for s in specs) else "out_specs"
 
 
 def function_of(region: Node) -> str:
@@ -389,6 +384,9 @@ _QUICKLY = {
 }
 """Options of the compiler: these programs run once."""
 
+TRIPS = 10_000
+"""The most trips of a while loop that run."""
+
 _DRAWN = 0x1EB851EC
 """The bits that a random draw gives: a uniform number of 0.12. Masks that keep 15 % or 90 % of the
 elements then keep all of them."""
@@ -411,7 +409,8 @@ def _record(graph: Graph, args: Sequence[Any], axes: int, found: dict[int, Any])
         elif node.op == SCAN:
             outs = _scan(node, ins, axes, found)
         elif node.regions:
-            outs = run_regions(node, ins, lambda n, x: _record(node.regions[n], x, axes, {}))
+            run = functools.partial(_run_body, node, axes)
+            outs = run_regions(node, ins, run, while_loop=_bounded_loop)
         elif draws(node):
             outs = [_drawn(graph.avals[v], ins) for v in node.outputs]
         elif traits_of(node.op).effect:  # a check prints and logs nothing
@@ -427,6 +426,10 @@ def _record(graph: Graph, args: Sequence[Any], axes: int, found: dict[int, Any])
     return [_wide(y) for y in environment(graph, args, act)]
 
 
+def _run_body(node: Node, axes: int, number: int, args: Sequence[Any]) -> list[Any]:
+    return _record(node.regions[number], args, axes, {})
+
+
 def draws(node: Node) -> bool:
     """Whether an operation draws random numbers."""
     generates = traits_of(node.op).generates
@@ -438,7 +441,7 @@ def _drawn(aval: Any, ins: Sequence[Any]) -> Any:
     if any((x.shape, x.dtype) == (aval.shape, aval.dtype) for x in ins):
         return next(x for x in ins if (x.shape, x.dtype) == (aval.shape, aval.dtype))
     inexact, itemsize = jnp.issubdtype(aval.dtype, jnp.inexact), aval.dtype.itemsize
-    drawn = _DRAWN / 2**32 if inexact else _DRAWN >> max(0, 32 - 8 * itemsize)
+    drawn = _DRAWN / 2**32 if inexact else (_DRAWN << 32) >> (64 - 8 * itemsize)
     return jnp.full(aval.shape, drawn, aval.dtype)
 
 
@@ -464,6 +467,20 @@ def _scan(node: Node, args: Sequence[Any], axes: int, found: dict[int, Any]) -> 
     return outs
 
 
+def _bounded_loop(goes_on: Any, turn: Any, initial: Any) -> Any:
+    """The results of a while loop; NaN if it does not end after `TRIPS` trips, as one may whose
+    random numbers are all the same."""
+    trips, outs = lax.while_loop(
+        lambda state: (state[0] < TRIPS) & goes_on(state[1]),
+        lambda state: (state[0] + 1, turn(state[1])),
+        (0, initial),
+    )
+    ends = trips < TRIPS
+    return [
+        jnp.where(ends, y, jnp.nan) if jnp.issubdtype(y.dtype, jnp.inexact) else y for y in outs
+    ]
+
+
 def _wide_dtype(dtype: Any) -> Any:
     wide = np.dtype(np.complex128 if jnp.issubdtype(dtype, np.complexfloating) else np.float64)
     return wide if jnp.issubdtype(dtype, np.inexact) else dtype
@@ -484,8 +501,8 @@ def _run_wide(graph: Graph, node: Node, ins: list[Any]) -> list[Any]:
     with contextlib.suppress(*FAILURES):  # it does not take float64; a real error comes again below
         outs = run_node(replace(node, params=params), ins, _VMAP_RULES)
         if all(
-            y.dtype == _wide_dtype(graph.aval(v).dtype)
-            for y, v in zip(outs, node.outputs, strict=True)
+            (y.shape, y.dtype) == (aval.shape, _wide_dtype(aval.dtype))
+            for y, aval in zip(outs, map(graph.aval, node.outputs), strict=True)
         ):
             return outs
     return run_node(
@@ -645,12 +662,16 @@ def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
     p, (name, *others) = node.params, names_of(node)
     n = lax.axis_size(name)
     absent = [] if others else [i for pair in p["perm"] for i in pair if not 0 <= i < n]
-    if absent:
-        raise SbpError(
-            f"ppermute names index {absent[0]} on mesh axis {name!r}, which has {n} devices; take"
-            f" indices from 0 to {n - 1}",
-            span=node.span,
+    receivers = [receiver for _, receiver in p["perm"]]
+    twice = [i for i in receivers if receivers.count(i) > 1]
+    if absent or twice:
+        said = (
+            f"names index {absent[0]} on mesh axis {name!r}, which has {n} devices; take indices"
+            f" from 0 to {n - 1}"
+            if absent
+            else f"over {name!r} sends two values to index {twice[0]}, which can receive one"
         )
+        raise SbpError(f"ppermute {said}", span=node.span)
     return (
         _jax.bind(node.primitive, args, p)
         if others or len(p["perm"]) == n

@@ -237,35 +237,11 @@ PMEAN = "lax.parallel.pmean"
 """The function of JAX that `lax.pmean` calls; its division has this frame."""
 
 Kind = Literal[
-    "added",
-    "averaged",
-    "blocks",
-    "copies",
-    "copies-as-partial",
-    "copies-as-split",
-    "doubled",
-    "local",
-    "missing",
-    "mixed",
-    "monoid",
-    "nonlinear",
-    "number",
-    "order",
-    "own-block",
-    "own-positions",
-    "partial-as-split",
-    "pending",
-    "product",
-    "ratio",
-    "same-block",
-    "scaled",
-    "scales",
-    "small",
-    "split-as-whole",
-    "uneven",
-    "wrong-dim",
-    "wrong-gather",
-]
+    "added", "averaged", "blocks", "copies", "copies-as-partial", "copies-as-split", "doubled",
+    "local", "missing", "mixed", "monoid", "nonlinear", "number", "order", "own-block",
+    "own-positions", "partial-as-split", "pending", "product", "ratio", "same-block", "scaled",
+    "scales", "small", "split-as-whole", "uneven", "wrong-dim", "wrong-gather",
+]  # fmt: skip
 """The kinds of faults; `sbp.handwritten.check` has their text."""
 
 COUNTED: tuple[Kind, ...] = ("averaged", "doubled", "pending", "scaled", "scales", "small")
@@ -288,6 +264,7 @@ class Fault:
       atoms: the types that the operand has on the mesh axis.
       partial: positions of the partial operands.
       number: a number in it, and that of the run with one device.
+      power: the power of the number of devices by which its result is too large or too small.
     """
 
     kind: Kind
@@ -297,6 +274,7 @@ class Fault:
     atoms: tuple[Atom, ...] = ()
     partial: tuple[int, ...] = ()
     number: str = ""
+    power: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -659,7 +637,8 @@ class Body:
             down = {r.atom for r in out if r.power < 0}
             averaged = B in down and PMEAN in node.library
             scaled = "averaged" if averaged else "small" if down else "scaled"
-            return Fault(scaled, node, self.reducer(ins[0]))
+            power = max(1, min(abs(r.power) for r in out if not isinstance(r.atom, Unreduced)))
+            return Fault(scaled, node, self.reducer(ins[0]), power=power)
         if node.id in self.changed:
             return Fault("number", node, number=self.changed[node.id])
         if split:

@@ -249,7 +249,10 @@ class Comparisons:
             if reason := self.run_first():
                 return self.without_trial(reason)
             self.uneven = uneven(self.got, self.mesh)
-            equal = against is not None and not self.compare_with(*against).apart
+            try:
+                equal = against is not None and not self.compare_with(*against).apart
+            except FAILURES as error:  # of the plain function
+                return self.without_trial(f"sbp cannot run the plain function ({reason_of(error)})")
             self.compared = [
                 self.compare(
                     written,

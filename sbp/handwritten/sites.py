@@ -102,7 +102,7 @@ class CollectiveCall:
             named = [k.value for k in self.call.keywords if k.arg == "axis_name"]
             places = (span_of(e, file) for e in (*args[1:2], *named))
             return tuple(SourceEdit(span=at, replacement=axes_text(axes)) for at in places)
-        if not args:
+        if not args or isinstance(args[0], ast.Starred):
             return ()
         first, last = start_of(span_of(args[0], file)), end_of(span_of(args[0], file))
         atomic = isinstance(args[0], ast.Name | ast.Call | ast.Attribute | ast.Subscript)

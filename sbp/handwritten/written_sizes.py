@@ -16,7 +16,7 @@ import itertools
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import jax
@@ -161,6 +161,10 @@ class _Copier:
                 return self.number(name, value)
             case list() | tuple() if (pairs := axis.pairs_alone(value)) is not None:
                 return pairs
+            case list() | tuple() if type(value) in (list, tuple) and depth:
+                parts = [self.part(f"{name}[{i}]", x, used, depth) for i, x in enumerate(value)]
+                is_same = all(a is b for a, b in zip(parts, value, strict=True))
+                return value if is_same else type(value)(parts)
             case np.ndarray() | jax.Array():
                 if jnp.issubdtype(value.dtype, jnp.integer) and value.size > 1:
                     self.found.fixed.add(f"the integers `{name}`")
@@ -184,7 +188,7 @@ class _Copier:
             case types.MethodType():
                 used = _names(getattr(value.__func__, "__code__", None))
                 own = self.value("", value.__func__, used, depth - 1)
-                return types.MethodType(own, self.settings(value.__self__, used))
+                return types.MethodType(own, self.settings(value.__self__, used, depth))
             case jax.custom_vjp() | jax.custom_jvp():
                 made: Any = type(value)(value.fun)
                 made.__dict__.update(value.__dict__)
@@ -204,7 +208,17 @@ class _Copier:
                 wrapped = inspect.getattr_static(value, "__wrapped__", None)
                 if wrapped is not None and not isinstance(value, type):
                     return self.value(name, value.__wrapped__, used, depth)
-                return self.settings(value, used)
+                call = inspect.getattr_static(type(value), "__call__", None)
+                if isinstance(call, types.FunctionType) and _jax.of_user(call.__code__):
+                    used |= _names(call.__code__)
+                return self.settings(value, used, depth)
+
+    def part(self, name: str, value: Any, used: frozenset[str], depth: int) -> Any:
+        """A copy of a part of a value, if it may have numbers or meshes in it."""
+        if isinstance(value, Mesh | AbstractMesh | list | tuple) or type(value) in (int, float):
+            return self.value(name, value, used, depth - 1)
+        is_settings = isinstance(value, dict | types.SimpleNamespace) or is_dataclass(value)
+        return self.settings(value, used, depth - 1) if is_settings and depth else value
 
     def number(self, name: str, value: float, *, in_source: bool = False) -> float:
         """A number, or what it is on an axis of size 1; `in_source` as in `AxisInCode.alone`."""
@@ -231,14 +245,13 @@ class _Copier:
             made = {k: self.value(k, has[k], used, depth - 1) for k in sorted(used & has.keys())}
         return types.SimpleNamespace(**has | made) if made else module
 
-    def settings(self, value: Any, used: frozenset[str]) -> Any:
-        """An object, a class or a dict with the numbers that a function reads of it."""
+    def settings(self, value: Any, used: frozenset[str], depth: int) -> Any:
+        """An object, a class or a dict with the numbers and meshes that a function reads of it."""
         is_dict = isinstance(value, dict)
         names = sorted(k for k in value if isinstance(k, str)) if is_dict else sorted(used)
         read: dict[str, Any] = {k: value[k] if is_dict else getattr(value, k, None) for k in names}
-        numbers = {k: x for k, x in read.items() if type(x) in (int, float)}
-        alone = {k: self.number(k, x) for k, x in numbers.items()}
-        other = {k: x for k, x in alone.items() if x != numbers[k]}
+        alone = {k: self.part(k, x, used, depth) for k, x in read.items()}
+        other = {k: x for k, x in alone.items() if x is not read[k]}
         if not other:
             return value
         if is_dict:
@@ -262,7 +275,11 @@ class _Copier:
 
     def kept(self, value: Any, names: Iterable[str]) -> Any:
         """An object with settings that cannot be replaced."""
-        self.found.fixed |= {f"`{name}`, which is {getattr(value, name):g}" for name in names}
+        values = {name: getattr(value, name) for name in names}
+        self.found.fixed |= {
+            f"`{name}`, which is {x:g}" if isinstance(x, int | float) else f"`{name}`"
+            for name, x in values.items()
+        }
         return value
 
     def function(self, fn: types.FunctionType, depth: int) -> Any:

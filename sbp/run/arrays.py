@@ -15,10 +15,10 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from sbp import _jax
-from sbp.annotations import as_type
+from sbp.annotations import as_type, check_rank
 from sbp.errors import ArgumentError, ArgumentTypeError, SbpError, nearest, refused
 from sbp.infer.flow import is_real, wide
-from sbp.infer.space import Reduction, TypeSpace, all_needs_of, from_type
+from sbp.infer.space import Reduction, TypeSpace, all_needs_of, from_type, is_even
 from sbp.kinds import Kind, check_alive, is_whole, made_of, or_none, reduce_dtype_name, show, takes
 from sbp.machine.mesh import MESH, Axes, mesh_spec
 from sbp.run.boxing import run_steps
@@ -114,7 +114,8 @@ class Partial(_InParts):
 
     Raises:
       SbpError: `bad-argument` for parts that are no array or have too few dims, and for a type
-        that is P on no mesh axis; `unknown-option` for another `reduce_dtype`.
+        that is P on no mesh axis; `dim-out-of-range` for a type that splits a dim that the value
+        lacks; `unknown-option` for another `reduce_dtype`.
 
     >>> import jax.numpy as jnp
     >>> Partial(jnp.array([1.0, 2.0]), NdSbp({"data": Unreduced()})).reduce().item()
@@ -135,6 +136,7 @@ class Partial(_InParts):
                 f"Partial: parts of shape {tuple(parts.shape)} have no leading dim for each of the"
                 f" {self.rank} mesh axes on which {type!r} is P; stack the parts along such dims"
             )
+        check_rank(type, len(parts.shape) - self.rank)
         if self.monoid not in admissible(parts.dtype):
             raise ArgumentError(
                 f"Partial: an array of {parts.dtype} cannot be P({self.monoid}); convert it first"
@@ -183,15 +185,16 @@ class Partial(_InParts):
         )
 
     def _mesh(self) -> Mesh | None:
-        """The mesh of the parts; None where they are on no mesh that has the axes of the type, and
-        for parts without elements."""
+        """The mesh of the parts; None where they are on no mesh that has the axes of the type, for
+        splits that do not divide, and for parts without elements."""
         is_traced = isinstance(self.parts, _jax.Tracer)
         sharding = None if is_traced else getattr(self.parts, "sharding", None)
         mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
         if not isinstance(mesh, Mesh) or not set(self.type) <= set(mesh.axis_names):
             return None
-        shape, sizes = self.parts.shape, part_sizes(self.type, mesh)
-        return mesh if sizes == shape[: self.rank] and 0 not in shape else None
+        shape, sizes, spec = self.parts.shape, part_sizes(self.type, mesh), mesh_spec(mesh)
+        divides = is_even(shape[self.rank :], from_type(self.type, spec), spec.sizes)
+        return mesh if sizes == shape[: self.rank] and 0 not in shape and divides else None
 
     def __repr__(self) -> str:
         how = f", reduce_dtype={self.reduce_dtype}" if self.reduce_dtype else ""

@@ -52,6 +52,9 @@ def _extreme(x: Any, monoid: str, names: tuple[str, ...]) -> Any:
     reduce = lax.pmax if monoid == "max" else lax.pmin
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return reduce(x, names)
+    if x.dtype.itemsize == 1:  # some of these have no sign, or one NaN whose bits are -0.0
+        wide = _extreme(lax.convert_element_type(x, np.float32), monoid, names)
+        return lax.convert_element_type(wide, x.dtype)
     quiet = np.array(np.nan, x.dtype).view(f"int{x.dtype.itemsize * 8}")
     largest = int(jnp.iinfo(quiet.dtype).max)
     top = int(quiet) & largest

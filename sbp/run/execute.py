@@ -290,7 +290,7 @@ class Executable:
         sharding = self.in_shardings[number]
         if self._compiled is not None and not _jax.is_extended(x.dtype):
             layout = self._compiled.input_formats[0][number].layout
-            if x.format.layout not in (None, layout):
+            if layout is not None and x.format.layout not in (None, layout):
                 x = jax.device_put(x, Format(layout, x.sharding))
         return x if x.sharding.is_equivalent_to(sharding, x.ndim) else place_array(x, sharding)
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import AxisType, NamedSharding
 
 from sbp import _jax
 from sbp.annotations import annotate_p
@@ -28,7 +29,7 @@ from sbp.plan.ir import (
     Source,
 )
 from sbp.plan.memory import DeviceMemory, stored_values
-from sbp.run.boxing import run_step, run_steps, split_axes
+from sbp.run.boxing import run_steps, split_axes
 from sbp.signatures import LocalContext, rule_for, traits_of
 from sbp.signatures.kernels.shards import in_rows
 from sbp.signatures.region import REGION_OPS, parts, pick_p
@@ -375,6 +376,17 @@ def _to_bfloat16(graph: Graph, node: Node) -> bool:
 # ---- instructions -------------------------------------------------------------------------------
 
 
+def _off_explicit_axes(value: Any) -> Any:
+    """A constant as JAX takes it in a region: JAX refuses arrays on Explicit axes."""
+    sharding = getattr(value, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or AxisType.Explicit not in sharding.mesh.axis_types:
+        return value
+    if _jax.is_extended(value.dtype):
+        with _jax.without_context_mesh():
+            return _jax.wrap_key(np.asarray(_jax.words(value)), value.dtype)
+    return np.asarray(value)
+
+
 class Tracing:
     """How JAX traces an instruction and a scan in place."""
 
@@ -482,12 +494,14 @@ class Interpreter:
     def constant(self, source: ConstantRegister) -> Any:
         """A constant in the type of a register. Each device slices or masks its own copy."""
         aval, value, codes = source.constant.aval, source.constant.value, source.codes
+        with jax.ensure_compile_time_eval():
+            value = _off_explicit_axes(value)
         x = value if _jax.is_extended(aval.dtype) else jnp.asarray(value, aval.dtype)
         for k, code in enumerate(codes):
             if code != 0:
                 here, target = ((*codes[:n], *(0 for _ in codes[n:])) for n in (k, k + 1))
                 step = Step("slice" if code > 0 else "mask", (k,), here, target, 0.0, 0.0)
-                x = run_step(x, aval.shape, step, self.mesh)
+                x = run_steps(x, aval.shape, (step,), self.mesh)
         return jax.device_put(x, _jax.space_of(True)) if _jax.in_host(aval) else x
 
     def local(self, shape: Sequence[int], codes: Codes) -> tuple[int, ...]:

@@ -444,11 +444,16 @@ def registered(primitive: Any, rows: Rows = (), **options: Any) -> Reusable:
 
     @contextlib.contextmanager
     def once() -> Iterator[None]:
+        name = _name(primitive)
+        before = CUSTOM.get(name), rule_for(name)
         register(primitive, rows, **options)
         try:
             yield
         finally:
             unregister(primitive)
+            if before[0] is not None and before[1] is not None:
+                CUSTOM[name] = before[0]
+                add_rule(before[1])
 
     return Reusable(once)
 

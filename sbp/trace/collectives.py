@@ -195,6 +195,7 @@ def run_regions(
     args: Sequence[Any],
     run: Callable[[int, Sequence[Any]], list[Any]],
     scan: Callable[..., Any] = lax.scan,
+    while_loop: Callable[..., Any] = lax.while_loop,
 ) -> list[Any]:
     """Runs a scan, while or cond with JAX's own control flow.
 
@@ -203,6 +204,7 @@ def run_regions(
       args: values of its operands.
       run: runs a region, by number, on the values of its inputs.
       scan: runs a scan; takes the arguments of `lax.scan`.
+      while_loop: runs a while loop; takes the arguments of `lax.while_loop`.
 
     Returns:
       The values of the node's results.
@@ -221,7 +223,7 @@ def run_regions(
             return [*carry, *ys]
         case "while":
             return list(
-                lax.while_loop(
+                while_loop(
                     lambda carry: run(0, interface.inputs(0, args, carries=carry))[0],
                     lambda carry: tuple(run(1, interface.inputs(1, args, carries=carry))),
                     initial,

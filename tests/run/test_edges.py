@@ -624,3 +624,69 @@ def test_arrays_of_jax_and_their_dtypes(dtype):
     padded = padding.pad(x)
     assert padded.shape == padding.padded_shape == (4, 6) and padded.dtype == x.dtype
     np.testing.assert_array_equal(padding.cut(padded), x)
+
+
+# ---- constants, scatters and 8-bit floats -------------------------------------------------------
+
+
+def test_constants_on_explicit_axes():
+    """JAX closes over no such array in a region."""
+    explicit = jax.make_mesh((8,), ("x",))
+    held = lambda x: jax.device_put(x, NamedSharding(explicit, PartitionSpec()))
+    table, key = held(np.arange(8, dtype=np.float32)), held(jax.random.key(3))
+    f = lambda x: x + table + jax.random.normal(key, (8,))
+    want = np.arange(8) + jax.random.normal(jax.random.key(3), (8,))
+    np.testing.assert_allclose(sbp.jit(f, explicit)(np.zeros(8, np.float32)), want, rtol=1e-6)
+
+
+def test_constant_keys_are_split():
+    keys = jax.random.split(jax.random.key(0), 5)
+    draw = lambda keys: jax.vmap(lambda k: jax.random.bits(k, (64,)))(keys)
+    two = sbp.make_mesh((2,), ("x",))
+    got = sbp.jit(lambda n: sbp.split(draw(keys), 0, "x") + n, two)(np.uint32(0))
+    np.testing.assert_array_equal(got, draw(keys))
+
+
+def test_keys_are_scattered():
+    keys, other = jax.random.split(jax.random.key(0), 4), jax.random.key(9)
+    two = sbp.make_mesh((2,), ("x",))
+    put = lambda keys, key: sbp.split(sbp.split(keys, 0, "x").at[1].set(key), 0, "x")
+    got = sbp.jit(put, two)(keys, other)
+    np.testing.assert_array_equal(*map(jax.random.key_data, (got, keys.at[1].set(other))))
+
+
+def test_a_function_of_an_element_reads_no_part():
+    """`x.at[i].apply(f)` is JAX's scatter with another function in it."""
+    x, w = np.arange(8, dtype=np.float32).reshape(2, 4), np.ones((4, 3), np.float32)
+    held = lambda y: sbp.partial(y, "x")
+    product = lambda x, w: held(sbp.split(x, 1, "x") @ w)
+    f = lambda x, w: held(product(x, w).at[0].apply(jnp.square))
+    got = sbp.jit(f, sbp.make_mesh((2,), ("x",)), out_types="B")(x, w)
+    np.testing.assert_allclose(got, (x @ w) * np.array([[6.0], [1.0]]))
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e4m3b11fnuz", "float8_e5m2"])
+def test_extremes_of_8_bit_floats(name):
+    """Some of them have no infinity."""
+    x = np.array([-3, -2, -4, -8, -1], name)
+    two = sbp.make_mesh((2,), ("x",))
+    f = lambda x: (jnp.max(sbp.split(x, 0, "x")), jax.lax.cummax(sbp.split(x, 0, "x")))
+    largest, rising = sbp.jit(f, two)(x)
+    assert largest == -1
+    np.testing.assert_array_equal(np.asarray(rising, np.float32), [-3, -2, -2, -2, -1])
+
+
+def test_the_high_word_of_a_signed_product():
+    x = np.array([2**30, 5], np.int32)
+    two = sbp.make_mesh((2,), ("x",))
+    high = lambda x: jax.lax.mulhi(jnp.max(sbp.split(x, 0, "x")), jnp.int32(-12))
+    assert sbp.jit(high, two)(x) == -3
+
+
+def test_a_reshape_with_blocks_of_equal_length():
+    """The shards of both sides have other numbers of elements."""
+    x = np.arange(72, dtype=np.float32).reshape(3, 6, 4)
+    four = sbp.make_mesh((2, 2), ("a", "b"))
+    both = "a:S(0) b:S(1)"
+    turned = lambda x: sbp.annotate(sbp.annotate(x, both).reshape(4, 6, 3), both)
+    np.testing.assert_array_equal(sbp.jit(turned, four)(x), x.reshape(4, 6, 3))

@@ -1,6 +1,7 @@
 """sbp runs a program on one device if it cannot type one of its values. A right program computes
 the same, a wrong program does not, and a difference that may be intended is no warning."""
 
+import types
 from functools import partial
 from typing import Any
 
@@ -423,3 +424,80 @@ def test_a_loop_that_makes_its_carry_partial():
         f'reduce `g`, which line {found.labels[0].span.line} sets, with lax.pmean(.., "model")'
     ]
     assert not checked(descent(lambda g: lax.pmean(g, "model")), X, w)[1].diagnostics
+
+
+WHOLE = PS()
+
+
+def check_on_four(body, *args, out=WHOLE, **options):
+    """The report on a region over four devices whose first array is split."""
+    four = jax.sharding.AbstractMesh((4,), ("data",))
+    ins = (PS("data"), *(PS() for _ in args))
+    region = jax.shard_map(body, mesh=four, in_specs=ins, out_specs=out, check_vma=False)
+    return sbp.check_shard_map(region, ROW, *args, mesh=four, **options)
+
+
+ROW = np.linspace(-0.4, 0.7, 8, dtype=np.float32)
+
+
+def test_a_loop_that_does_not_end():
+    """All random numbers are one number, with which the loop goes on."""
+
+    def body(x, key):
+        goes_on = lambda state: state[1] < 0
+        again = lambda state: (jax.random.split(state[0])[0], jax.random.normal(state[0]))
+        return x.sum() + lax.while_loop(goes_on, again, (key, jnp.float32(-1)))[1]
+
+    report = check_on_four(body, jax.random.key(0))
+    assert [d.code for d in report.diagnostics] == ["not-analysed"], report.text()
+
+
+class Ring:
+    def __init__(self, size):
+        self.settings = types.SimpleNamespace(mesh={"data": size}, dims=(size, 16))
+
+    def __call__(self, x):
+        n, _ = self.settings.dims
+        pairs = [(i, (i + 1) % n) for i in range(n)]
+        total = block = x
+        for _ in range(self.settings.mesh["data"] - 1):
+            block = lax.ppermute(block, "data", pairs)
+            total = total + block
+        return total.sum() / (x.shape[0] * n)
+
+
+def test_sizes_in_objects_and_tuples():
+    assert not check_on_four(Ring(4)).diagnostics
+
+
+@pytest.mark.parametrize("sign", [jnp.copysign, lambda x, y: jnp.where(jnp.signbit(y), -x, x)])
+def test_bits_of_floats(sign):
+    assert not check_on_four(lambda x: lax.psum(sign(x, -x).sum(), "data")).diagnostics
+
+
+def test_a_permutation_with_one_receiver_twice():
+    report = check_on_four(
+        lambda x: lax.ppermute(x, "data", [(0, 1), (1, 1), (2, 3), (3, 0)]), out=PS("data")
+    )
+    assert "sends two values to index 1" in report.text()
+
+
+def test_the_square_of_the_number_of_devices():
+    report = check_on_four(lambda x: lax.psum(x.sum(), "data") / x.shape[0] ** 2)
+    assert "16 times too large" in report.text()
+
+
+def test_a_plain_function_that_cannot_run():
+    groups = lambda x: lax.psum(x.sum(), "data", axis_index_groups=[[0, 1], [2, 3]])
+    four = jax.sharding.AbstractMesh((4,), ("data",))
+    plain = jax.shard_map(groups, mesh=four, in_specs=PS("data"), out_specs=PS(), check_vma=False)
+    report = check_on_four(lambda x: lax.psum(x.sum(), "data"), against=plain)
+    assert "cannot run the plain function" in report.text()
+
+
+def test_the_order_of_mesh_axes_is_that_of_the_region():
+    own = jax.sharding.AbstractMesh((4, 2), ("data", "model"))
+    other = jax.sharding.AbstractMesh((2, 4), ("model", "data"))
+    double = jax.shard_map(lambda x: x * 2, mesh=own, in_specs=PS("data"), out_specs=PS("data"))
+    with pytest.raises(sbp.SbpError, match="pass the mesh of the shard_map"):
+        sbp.check_shard_map(double, ROW, mesh=other)

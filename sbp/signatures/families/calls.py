@@ -107,7 +107,15 @@ def independent_dims(params: dict[str, Any]) -> tuple[tuple[GridDim, ...], str]:
             kernels_own += 1
             if kernels_own - 1 in asked or not _forgets(params, kernels_own - 1):
                 continue
-        blocks = [_counted_dim(m, position) for m in grid_mapping.block_mappings]
+        mappings = grid_mapping.block_mappings
+        blocks = [_counted_dim(m, position) for m in mappings]
+        points = (
+            -(-m.array_aval.shape[at[0]] // at[1])
+            for m, at in zip(mappings, blocks, strict=True)
+            if at
+        )
+        if any(count != grid_mapping.grid[position] for count in points):
+            continue  # the blocks do not cover the array
         count = grid_mapping.num_inputs
         ins, outs = (*whole, *blocks[:count]), tuple(blocks[count:])
         # A result that takes the place of an operand is written where other points may read.

@@ -221,6 +221,7 @@ _LAWS = {
     "or": ("or or -> or", "and B -> and", "B and -> and"),
     # The first bit of a bitwise or is the first one among the parts. To this function and to a
     # logical shift, a sign is a bit.
+    "mulhi": ("unsigned: monotone",),
     "clz": ("unsigned: monotone", "or -> min"),
     # A shift moves each bit independently of the others. A left shift is also a product with a
     # power of two.

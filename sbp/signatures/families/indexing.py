@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from sbp import _jax
 from sbp.signatures.factors import (
     Dims,
     FactorMap,
@@ -448,7 +449,8 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         here = index - ctx.in_offset(0, d)
         hits = (index >= 0) & (index <= whole - size) & (here > -size) & (here < local[d])
         components.append(jnp.where(hits, here + margin[d], local[d] + 2 * margin[d]))
-    operand = lax.pad(operand, jnp.zeros((), operand.dtype), [(m, m, 0) for m in margin])
+    if any(margin):
+        operand = lax.pad(operand, jnp.zeros((), operand.dtype), [(m, m, 0) for m in margin])
     if math.prod(args[1].shape[:-1]) == 1:
         # For a single index, XLA's CPU compiler in JAX 0.10 merges the slice that made the shard
         # with the update of one element and loses the bound: an index outside of the shard writes
@@ -491,13 +493,17 @@ def _scatter(op: Op) -> Sequence[Row]:
     monoid = _SCATTER_MONOID.get(op.name)
     places = [
         *(("shifted_scatter", d) for d in dims.picked if op.ins[0].shape[d] > 1),
-        *(("shifted_windows", d) for d in dims.windows),
+        # JAX pads no keys.
+        *(("shifted_windows", d) for d in dims.windows if not _jax.is_extended(op.ins[0].dtype)),
     ]
     # Whether each element is written at most once. If two updates hit one element, JAX does not say
     # which wins, and parts with different winners do not join to the result.
     once = op.params["unique_indices"] or all(size == 1 for size in op.ins[1].shape[:-1])
     moves = admissible(op.outs[0].dtype) if once else ()
-    together = monoid_rows(op, *((monoid,) if monoid else moves), positions=(0, 2))
+    # `x.at[i].apply(f)` is a scatter too, and replaces elements by their own functions.
+    applies = op.name == "scatter" and op.params["update_jaxpr"] is not None
+    monoids = () if applies else (monoid,) if monoid else moves
+    together = monoid_rows(op, *monoids, positions=(0, 2))
     m = FactorMap(
         ins=(operand, indices, updates),
         outs=(operand,),

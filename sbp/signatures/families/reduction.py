@@ -109,10 +109,12 @@ def _cumulative(op: Op) -> Sequence[Row]:
     """Other dims split; the operator's own dim splits with the kernel `prefix`."""
     axis = int(op.params["axis"])
     prefix = Row((Split(axis),), (Split(axis),), kernel="prefix")
+    is_complex = jnp.issubdtype(op.ins[0].dtype, np.complexfloating)
+    is_joined = not is_complex or op.name in ("cumsum", "cumprod")
     return [
         *rows_beside(op, [axis]),
         *monoid_rows(op, *filter(None, [_PREFIX_MONOIDS.get(op.name)])),
-        *([prefix] if op.ins[0].shape[axis] > 0 else []),
+        *([prefix] if op.ins[0].shape[axis] > 0 and is_joined else []),
     ]
 
 
@@ -318,7 +320,7 @@ def _extreme(op: Op) -> Sequence[Row]:
 
 
 def _top_k_axis(params: dict[str, Any], rank: int) -> int:
-    return params.get("axis", rank - 1) % rank
+    return params["axis"]
 
 
 @along(_top_k_axis)

@@ -325,7 +325,9 @@ def _groups(params: dict[str, Any], x: Any, out: Any) -> tuple[tuple[int, ...], 
     given = params.get("dimensions")
     order = tuple(range(len(x.shape))) if given is None else tuple(map(int, given))
     source = [x.shape[d] for d in order]
-    return order, [] if 0 in source else split_groups(source, out.shape)
+    # The local shapes of shards that exchanged elements may have other numbers of elements.
+    is_whole = math.prod(source) == math.prod(out.shape) > 0
+    return order, split_groups(source, out.shape) if is_whole else []
 
 
 def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:

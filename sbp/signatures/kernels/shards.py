@@ -26,15 +26,19 @@ def neutral(monoid: str, dtype: Any) -> Any:
         case "prod":
             return np.ones((), dtype)
         case "and":
-            return np.array(True) if dtype == np.bool_ else np.invert(np.zeros((), dtype))
+            signed = jnp.issubdtype(dtype, jnp.signedinteger)
+            return np.array(
+                -1 if signed else True if dtype == np.bool_ else jnp.iinfo(dtype).max, dtype
+            )
         case _ if dtype == np.bool_:
             return np.array(monoid == "min")
-        case _ if jnp.issubdtype(dtype, np.floating):
-            return np.array(-np.inf if monoid == "max" else np.inf, dtype)
         case _:
-            return np.array(
-                jnp.iinfo(dtype).min if monoid == "max" else jnp.iinfo(dtype).max, dtype
-            )
+            is_float = jnp.issubdtype(dtype, np.floating)
+            found = jnp.finfo(dtype) if is_float else jnp.iinfo(dtype)
+            least, most = found.min, found.max
+            if is_float and np.isinf(np.array(np.inf, dtype)):  # some 8-bit floats have no infinity
+                least, most = -np.inf, np.inf
+            return np.array(least if monoid == "max" else most, dtype)
 
 
 def in_rows(x: Any) -> Any:
