@@ -544,3 +544,28 @@ def test_a_registered_signature_comes_first(mesh):
         plan = sbp.jit(call, mesh, in_types="y:S(0)", out_types=B).plan(WALL)
         assert plan.cost.bytes_per_device > 0
     assert sbp.jit(call, mesh, in_types="y:S(0)").plan(WALL).cost.bytes_per_device == 0
+
+
+def test_a_replaced_signature_comes_back(mesh):
+    row = lambda: str(sbp.jit(triple, mesh, in_types="x:S(0)").plan(X).program.typing.rows)
+    with registered(triple_p, TRIPLE):
+        before = row()
+        with registered(triple_p, ["P(sum) -> P(sum)"], replace=True):
+            assert row() != before
+        assert row() == before
+
+
+def test_a_grid_that_does_not_cover_its_operand_is_not_split():
+    def double(read, write):
+        write[...] = 2 * read[...]
+
+    block = pl.BlockSpec((2,), lambda i: (i,))
+    first = jax.ShapeDtypeStruct((4,), jnp.float32)
+    call = pl.pallas_call(
+        double, first, grid=(2,), in_specs=[block], out_specs=block, interpret=True
+    )
+    x = np.arange(8, dtype=np.float32)
+    f = sbp.jit(
+        lambda x: sbp.split(call(sbp.split(x, 0, "x")), 0, "x"), sbp.make_mesh((2,), ("x",))
+    )
+    np.testing.assert_array_equal(f(x), 2 * x[:4])
