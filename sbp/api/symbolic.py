@@ -382,11 +382,14 @@ class SizedReport(Report):
 
     def to_json(self) -> dict[str, Any]:
         """`Report.to_json`, with the rows of `of_sizes` under `sizes`."""
-        (rows,) = self.of_sizes.parts
-        return {**super().to_json(), "sizes": dict(rows.pairs)}
+        return {**super().to_json(), "sizes": dict(self.sizes_in_words())}
 
     @property
     def of_sizes(self) -> Section:
+        """The section on sizes."""
+        return Section(title="symbolic sizes", parts=(Facts(pairs=self.sizes_in_words()),))
+
+    def sizes_in_words(self) -> tuple[tuple[str, str], ...]:
         """For which sizes the typing holds."""
         found = self.sizes
         at = point_text(found.point)
@@ -395,14 +398,13 @@ class SizedReport(Report):
             "some": found.holds,
             "open": f"not proved; {found.holds} is needed",
         }[found.status]
-        pairs = (
+        return (
             ("asked for", f"every {found.asked}; other sizes are not covered"),
             ("typing holds for", how),
             ("shown by", f"Z3, {counted(found.claims, 'condition')} on sizes"),
             ("planned at", f"{at}; bytes, memory and time are for these sizes"),
             *((limit, f"met for {at}; sbp did not check other sizes") for limit in self.limits),
         )
-        return Section(title="symbolic sizes", parts=(Facts(pairs=pairs),))
 
 
 def sized_report(reader: CallReader, signature: CallSignature) -> Report:

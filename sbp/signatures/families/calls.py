@@ -126,9 +126,9 @@ def independent_dims(params: dict[str, Any]) -> tuple[tuple[GridDim, ...], str]:
         ):
             found.append((position, ins, outs))
     why = (
-        "sbp cannot split any dim of the kernel's grid. It splits a dim if its blocks cover all"
-        " arrays that it counts, every result has its own block at each index of the dim, the kernel"
-        " does not read `program_id` of the dim, and, for a kernel with scratch memory,"
+        "sbp cannot split any dim of the kernel's grid. It splits a dim if its blocks cover the"
+        " arrays, every result has its own block at each index of the dim, the kernel does not"
+        " read `program_id` of the dim, and, for a kernel with scratch memory,"
         ' `dimension_semantics` says "parallel" for the dim'
     )
     return tuple(found), "" if found else why
