@@ -245,7 +245,7 @@ def arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         call = ast.parse(f"f({_scalars(text)}\n)", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         comma = any(rest.lstrip()[:1].isalpha() for rest in text.split("]")[1:])
-        raise _refused(text, "lacks a comma; " * comma + "is not of the form") from None
+        raise _refused(text, "lacks a comma, and " * comma + "is not of the form") from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise _refused(text, "is not of the form")
     scope = SymbolicScope()  # the symbolic sizes of a call are related

@@ -10,13 +10,16 @@ from typing import Any
 from sbp.errors import SHOWN, Diagnostic, Help, OptionEdit, Span
 from sbp.handwritten.compared import (
     DIFFERS,
+    diverging,
     first_unknown,
+    joining,
     labels_of,
     numbers_note,
     plain_diagnostic,
     run_diagnostic,
 )
 from sbp.handwritten.emulation import (
+    bodies,
     function_of,
     outs_of,
     program_run,
@@ -39,7 +42,7 @@ from sbp.trace.collectives import (
     handwritten_bytes,
     names_of,
 )
-from sbp.trace.graph import Graph, Node, group_by
+from sbp.trace.graph import CONTROL_FLOW, Graph, Node, group_by
 from sbp.types import B, Split
 
 # ---- words --------------------------------------------------------------------------------------
@@ -497,14 +500,20 @@ def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
     helper = functools.cache(lambda: Helper(compared))
     said = _together([diagnostic(f, compared.mesh, helper().helps(f)) for f in causes])
     if compared.plain is None:
-        shown = (run_diagnostic(c.run, ends.get(c.run.mesh_axis, ())) for c in compared.compared)
+        loops = [n for n in bodies(compared.graph) if n.op in CONTROL_FLOW]
+        at = (ends.get(c.run.mesh_axis) or loops for c in compared.compared)
+        shown = map(run_diagnostic, (c.run for c in compared.compared), at)
         said += [d for d in shown if d is not None and not (causes and d.code == DIFFERS)]
+        every = itertools.product(bodies(compared.graph), compared.mesh.names)
+        if any(itertools.starmap(joining, every)) and helper().wrong is not None:
+            ran = program_run(compared.graph, every=True)(compared.values)
+            said += diverging(ran, compared.mesh)
     elif compared.plain.apart and all(d.severity != "error" for d in said):
         ran, want = (
             program_run(graph, every=True)(compared.values)
             for graph in filter(None, (compared.graph, compared.against))
         )
-        left_at = first_unknown(ran, want, len(compared.mesh.axes))
+        left_at = first_unknown(ran, want, compared.mesh.sizes)
         said += [plain_diagnostic(compared.plain, left_at, [*itertools.chain(*ends.values())])]
     return tuple(
         sorted(said, key=lambda d: (d.primary is None, d.primary.span if d.primary else None))

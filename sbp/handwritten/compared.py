@@ -1,6 +1,7 @@
 """Comparisons in words, and where a program stops computing the values of a plain function."""
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -9,12 +10,21 @@ import numpy as np
 
 from sbp.errors import Diagnostic, Label, Span, listed
 from sbp.handwritten.arguments import result_text
-from sbp.handwritten.emulation import TOLERANCE, Ran, differ, factor_of, regions_of
+from sbp.handwritten.emulation import (
+    TOLERANCE,
+    Ran,
+    are_equal,
+    bodies,
+    differ,
+    factor_of,
+    regions_of,
+)
 from sbp.handwritten.measured import made_up
 from sbp.handwritten.one_device import ComparedRun
+from sbp.machine.mesh import MeshSpec
 from sbp.source.reader import users_span
-from sbp.trace.collectives import AXIS_INDEX, KINDS, SENDING
-from sbp.trace.graph import Node
+from sbp.trace.collectives import AXIS_INDEX, KINDS, SENDING, names_of
+from sbp.trace.graph import LOOPS, Node
 from sbp.types import B, P, Split
 
 DIFFERS = "differs-on-one-device"
@@ -163,7 +173,38 @@ def labels_of(texts: Iterable[tuple[Node, str]]) -> tuple[Label, ...]:
 # ---- places ------------------------------------------------------------------------------------
 
 
-def first_unknown(ran: Ran, want: Ran, axes: int) -> list[tuple[Node, float]]:
+def joining(node: Node, mesh_axis: str) -> list[Node]:
+    """The collectives over a mesh axis in the branches of a `cond`; empty for other operations."""
+    inner = (n for g in node.regions for n in g.walk() if n.op in KINDS)
+    branches = node.op not in LOOPS
+    return [n for n in inner if branches and mesh_axis in names_of(n)]
+
+
+def diverging(ran: Ran, mesh: MeshSpec) -> Iterator[Diagnostic]:
+    """Collectives in branches that only some of the devices take.
+
+    Arguments:
+      ran: a run of the program that kept every value.
+      mesh: its mesh.
+    """
+    for node, (k, name) in itertools.product(bodies(ran.graph), enumerate(mesh.names)):
+        found, choice = joining(node, name), node.inputs[:1]
+        taken = [ran.values[v] for v in choice if isinstance(v, int) and v in ran.values]
+        if found and not all(are_equal(np.moveaxis(x, k, 0)) for x in taken):
+            waiting = ((n, "it waits for all devices") for n in found)
+            yield Diagnostic(
+                code="wrong-placement",
+                severity="error",
+                title=(
+                    f"only some devices along mesh axis `{name}` run a collective, so the program"
+                    " may not end"
+                ),
+                labels=labels_of([*waiting, (node, "the devices take different branches")]),
+                notes=("run it on all devices, before the branches or after them",),
+            )
+
+
+def first_unknown(ran: Ran, want: Ran, sizes: Sequence[int]) -> list[tuple[Node, float]]:
     """Where a program leaves the plain function: the operations on the way to wrong results that
     make up a multiple of a value of the plain function, each with the factor. If there are none,
     the last operations whose operands make up values of the plain function, though their own value
@@ -172,12 +213,15 @@ def first_unknown(ran: Ran, want: Ran, axes: int) -> list[tuple[Node, float]]:
     Arguments:
       ran: a run of the program that kept every value.
       want: such a run of the plain function.
-      axes: the number of mesh axes.
+      sizes: the sizes of the mesh axes.
     """
     by_shape = defaultdict[tuple[int, ...], list[np.ndarray]](list)
     for x in itertools.chain(want.values.values(), want.results):
         by_shape[x.shape].append(x)
-    factors = {v: _factor(parts, axes, by_shape) for v, parts in ran.values.items()}
+    # Other factors, such as a learning rate, do not come from the number of devices.
+    counts = {math.prod(p) for p in itertools.product(*([1, n, n * n] for n in sizes))}
+    found = ((v, _factor(parts, len(sizes), by_shape)) for v, parts in ran.values.items())
+    factors = {v: k if k and round(max(k, 1 / k)) in counts else None for v, k in found}
     ends = dict[int, tuple[Node, float]]()
     for region in regions_of(ran.graph):
         body = region.params["body"]

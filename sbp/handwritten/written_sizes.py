@@ -25,7 +25,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from sbp import _jax
-from sbp.errors import SbpInternalError
+from sbp.errors import SbpInternalError, position_text
 from sbp.handwritten.emulation import axes_by_dim, bodies, reason_of, regions_of, with_nodes
 from sbp.handwritten.measured import matched
 from sbp.machine.mesh import MeshSpec, call_without_mesh
@@ -348,6 +348,8 @@ class _Copier:
         match value:
             case types.CodeType():
                 return self.code(value)
+            case (int() as first, *_) if value == tuple(range(first, first + len(value))):
+                return value  # the numbers of arguments or dims, such as `argnums=(0, 1, 2)`
             case tuple():
                 return tuple(map(self.written, value))
             case int() if type(value) is int:
@@ -512,7 +514,9 @@ def trace_on_one_device(
     except SbpInternalError:
         raise
     except Exception as error:  # the user's function, which may raise anything on other sizes
-        raise ValueError(reason_of(error)) from error
+        span = _jax.raising_span(error)
+        at = f", at {position_text(span.file, span.line)}" if span else ""
+        raise ValueError(f"{reason_of(error)}{at}") from error
 
 
 def checking_vma(traced: Callable[[Any], Graph]) -> Callable[[Any], Graph]:

@@ -501,3 +501,29 @@ def test_the_order_of_mesh_axes_is_that_of_the_region():
     double = jax.shard_map(lambda x: x * 2, mesh=own, in_specs=PS("data"), out_specs=PS("data"))
     with pytest.raises(sbp.SbpError, match="pass the mesh of the shard_map"):
         sbp.check_shard_map(double, ROW, mesh=other)
+
+
+def test_a_collective_that_only_some_devices_run():
+    def only_first(x):
+        first = lax.axis_index("data") == 0
+        total = lax.cond(first, lambda v: lax.psum(v, "data"), lambda v: v, x.sum())
+        return lax.psum(jnp.where(first, total, 0.0), "data")
+
+    def all_or_none(x):
+        total = lax.psum(x.sum(), "data")
+        return lax.cond(total > 0, lambda v: lax.psum(v, "data"), lambda v: 0 * total, x.sum())
+
+    (found,) = check_on_four(only_first).diagnostics
+    assert "only some devices along mesh axis `data`" in found.title
+    assert not check_on_four(all_or_none).diagnostics
+
+
+def test_numbers_of_arguments_count_no_devices():
+    """Axis `data` has two devices, and `argnums` ends with 2."""
+
+    def step(w, b, x):
+        loss = lambda w, b, x: lax.pmean(((x @ w + b) ** 2).mean(), "data")
+        return lax.psum(jax.grad(loss, argnums=(0, 1, 2))(w, b, x)[0], "data")
+
+    report = report_of(step, (PS(), PS(), PS("data")), PS(), X[:8, :4], X[0, :4], X, vma=True)
+    assert [d.severity for d in report.diagnostics] == ["error"], report.text()

@@ -510,7 +510,8 @@ sbp train --workdir runs/b --set ramp_steps=100 --set clip_norm=1
         partial value, call a split value whole, or name another dim or another order of mesh axes.
         A gather may run along another dim than the value is split on. A gather or an all-to-all may
         send copies of a value that every device has. lax.psum may add the shards of a split value
-        to one another. Positions may count from zero in each shard.
+        to one another. Positions may count from zero in each shard. A collective may be in a branch
+        that only some of the devices take; then they wait for the others forever.
 
         Name in out_specs the dim that the value is split on, and gather along this dim. Split in
         in_specs the arrays of which each device is to have a part. A device's shard begins at
