@@ -123,6 +123,7 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
             code=DIFFERS,
             severity="note",
             title=f"{title}; you may intend this: {'; '.join(run.because)}",
+            notes=("to check it, pass a plain function as `against`",),
         )
     labels = _end_labels(ends)
     untyped = f"the marked values have no type on {axis}; " if labels else ""
