@@ -366,7 +366,10 @@ def test_a_function_that_refuses_one_device():
         return lax.ppermute(x, "model", [(i, (i + 1) % 4) for i in range(4)])
 
     run, _ = run_of(body)
-    assert run.untried == "it raises an error with one device: four devices, please"
+    said = (
+        "it raises an error with one device: four devices, please, at tests/shardmap/test_alone.py:"
+    )
+    assert run.untried.rstrip("0123456789").endswith(said)
     assert jax.make_jaxpr(jax.shard_map(body, mesh=mesh(), in_specs=ROWS, out_specs=ROWS))(X)
 
 

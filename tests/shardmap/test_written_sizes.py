@@ -88,15 +88,17 @@ def test_settings_are_copied():
             return self.last, s.count, s.other
 
     call = functools.partial(Model().__call__, settings)
-    for fn, name, want in (
+    for fn, name, want, *called in (
         (lambda: (settings.count, settings.other), "count", (1, 5)),
         (functools.partial(lambda s: s.count, settings), "count", 1),
         (lambda: (shared["devices"], shared["rows"]), "devices", (1, 5)),
         (lambda: (Model.size, Model().size), "size", (1, 1)),
-        (functools.partial(lambda m: m.size, Model()), "size", 1),
+        # What the object reads when it is called counts, too.
+        (functools.partial(lambda m: m.size, Model()), "size", 1, ("last", 7)),
     ):
         found = written(fn)
-        assert found.numbers == {name: 8} and not found.fixed and alone(fn, name)() == want
+        assert found.numbers == {name: 8, **dict(called)} and not found.fixed
+        assert alone(fn, name)() == want
     assert written(call).numbers == {"last": 7, "count": 8} and alone(call, "last")() == (0, 8, 5)
     assert alone(call, "last", "count")() == (0, 1, 5)
     assert settings == Devices() and shared["devices"] == Model.size == 8
