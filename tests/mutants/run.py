@@ -128,7 +128,7 @@ def checkout_of(folder: Path) -> Path:
     """A copy of the checkout without what runs write."""
     copy = folder / "checkout"
     ignored = shutil.ignore_patterns("__pycache__", "mutants")
-    for name in ("sbp", "tests", "benchmarks", "docs", "examples", "notebooks"):
+    for name in ("sbp", "tests", "benchmarks", "docs", "examples", "notebooks", "tools"):
         shutil.copytree(ROOT / name, copy / name, ignore=ignored)
     for path in (p for p in ROOT.iterdir() if p.is_file()):
         shutil.copy(path, copy)
@@ -190,7 +190,9 @@ def judge(mutant: Mutant, checkout: Path, cases: Sequence[Case], most: float) ->
             other, more = in_turn(checkout, (c for c in cases if not c.gate), most)
     finally:
         path.write_text(sound, "utf-8")
-    if failing(checkout, [c for c in cases if c.name == other]):
+    # A case, or the import of a file.
+    again = [c for c in cases if other in (c.name, f"import of {c.name.split('::')[0]}")]
+    if failing(checkout, again[:1]):
         raise SystemExit(f"{other} fails without a mutant, too: mend it first")
     return found, other, "0" if other else f"{left + more:.0f}"
 
