@@ -52,7 +52,6 @@ _CALLS = {
     "concatenate": "lax.concatenate([{all}], {dimension})",
     "convert_element_type": "{0}.astype({new_dtype})",
     "copy": "jnp.copy({0})",
-    "copy_p": "jnp.copy({0})",
     "dynamic_slice": "lax.dynamic_slice({0}, {from_1}, {slice_sizes},"
     " allow_negative_indices=False)",
     "dynamic_update_slice": "lax.dynamic_update_slice({0}, {1}, {from_2},"

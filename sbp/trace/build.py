@@ -130,18 +130,13 @@ _LOWERED = ("custom_partitioning", "sbp_pushed")
 
 INLINED = {
     "jit": "jaxpr",
-    "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
     "call": "call_jaxpr",
     "eval_jaxpr": "jaxpr call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
     "custom_lin": "jaxpr",
-    "remat": "jaxpr",
     "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
     "composite": "jaxpr call_jaxpr",
     "custom_vmap_call": "call",
     "linear_call": "callee",
@@ -521,7 +516,7 @@ class _Builder:
     def inline(self, eqn: Any, operands: tuple[Operand, ...], at: _Within) -> tuple[Operand, ...]:
         """The results of an equation that only calls a jaxpr; the jaxpr's nodes replace it."""
         name = eqn.primitive.name
-        recomputed = name in ("remat", "remat2", "checkpoint") and eqn.params.get("differentiated")
+        recomputed = name == "remat2" and eqn.params.get("differentiated")
         if name == "custom_linear_solve":
             # The solve reads its constants and the right-hand sides. Derivatives read the others.
             called, lengths = eqn.params["jaxprs"].solve, eqn.params["const_lengths"]

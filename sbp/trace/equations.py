@@ -38,7 +38,7 @@ class Bodies(NamedTuple):
 
 _FORMS: dict[str, Form] = {
     "cond": "choice",
-    **dict.fromkeys(("jit", "custom_jvp_call", "custom_vjp_call", "checkpoint"), "function"),
+    **dict.fromkeys(("jit", "custom_jvp_call", "custom_vjp_call"), "function"),
     "reduce": "fold",
     "shard_map": "region",
     "platform_index": "platform",

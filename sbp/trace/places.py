@@ -35,7 +35,6 @@ PLACING = frozenset(
         "sharding_constraint",
         "reshard",
         "with_memory_space_constraint",
-        "mesh_cast",
         "pvary",
         "pcast",
     }
@@ -45,7 +44,6 @@ PLACING = frozenset(
 _CALLS = {
     "sharding_constraint": "with_sharding_constraint",
     "jit": "in_shardings or out_shardings of jax.jit",
-    "pjit": "in_shardings or out_shardings of jax.jit",
 }
 """The call that a user writes, for primitives with another name."""
 

@@ -75,7 +75,7 @@ def _find(name: str, jaxpr: Any, consts: Any, args: Any) -> Iterator[Equation]:
                 Op(name, dict(eqn.params), plain, results, 1), eqn.primitive, tuple(values)
             )
         for inner in ("jaxpr", "call_jaxpr"):
-            if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call") and inner in eqn.params:
+            if eqn.primitive.name in ("jit", "custom_jvp_call") and inner in eqn.params:
                 yield from _find(name, *_jax.open_jaxpr(eqn.params[inner]), values)
         env.update(zip(eqn.outvars, _jax.bind(eqn.primitive, values, eqn.params), strict=True))
 
