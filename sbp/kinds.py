@@ -138,6 +138,11 @@ AXES = Kind(  # a collection can be read more than once
     ),
 )
 
+ORDERED_AXES = Kind(
+    'a sequence of names of mesh axes, such as ("data", "model")',
+    lambda x: not isinstance(x, AbstractSet) and AXES.accepts(x),
+)
+
 
 def or_none(kind: Kind) -> Kind:
     """The kind, or None."""
@@ -145,8 +150,12 @@ def or_none(kind: Kind) -> Kind:
 
 
 MESH = Kind(
-    "a jax.sharding.Mesh or an AbstractMesh, of at most 2**24 devices",
-    lambda x: isinstance(x, jax.sharding.Mesh | jax.sharding.AbstractMesh) and x.size <= 2**24,
+    "a jax.sharding.Mesh or an AbstractMesh, of at most 2**24 devices and of no axis with size 0",
+    lambda x: (
+        isinstance(x, jax.sharding.Mesh | jax.sharding.AbstractMesh)
+        and x.size <= 2**24
+        and 0 not in x.axis_sizes
+    ),
 )
 
 

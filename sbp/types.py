@@ -19,6 +19,7 @@ from sbp.kinds import (
     AXES,
     AXIS,
     NO_AXIS_NAME,
+    ORDERED_AXES,
     SHOWN_CHARACTERS,
     TEXT,
     Kind,
@@ -197,7 +198,7 @@ class NdSbp(Mapping[str, Atom]):
         parts += [f"{axis}:?" for axis in sorted(self.free)]
         return " ".join(parts) or "B"
 
-    @takes("NdSbp.over", skip=1, mesh_axes=AXES)
+    @takes("NdSbp.over", skip=1, mesh_axes=ORDERED_AXES)
     def over(self, mesh_axes: Iterable[str]) -> tuple[Atom, ...]:
         """The atoms in the order of `mesh_axes`."""
         return tuple(self.get(axis) for axis in mesh_axes)

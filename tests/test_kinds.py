@@ -79,6 +79,9 @@ PLAN: Any = sbp.jit(jax.numpy.sin, ONE).plan(np.ones(8, np.float32))
             "sbp.make_mesh: `axis_sizes` must be a sequence of sizes",
         ),
         (lambda: SBP.make_mesh((2, 4), ("x",)), "one size of 1 or more for each axis"),
+        (lambda: SBP.make_mesh((2, 4), {"x", "y"}), "`axis_names` must be a sequence of names"),
+        (lambda: SBP.NdSbp().over({"x", "y"}), "`mesh_axes` must be a sequence of names"),
+        (lambda: sbp.jit(len, jax.sharding.AbstractMesh((0,), ("x",))), "of no axis with size 0"),
         (lambda: SBP.NdSbp(5), "NdSbp: `atoms` must be a dict from names of mesh axes to atoms"),
         (lambda: SBP.parse(None), "sbp.parse: `text` must be a string, got None"),
         (

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 from sbp._jax import ENDS_ON_AXIS_NAMES, raising_span
 from sbp.errors import ArgumentError, SbpError, SbpInternalError, listed, nearest, refused, warn
 from sbp.frames import is_users, tracebacks
-from sbp.kinds import AXES, AXIS_NAMES, MESH, Kind, can_name, is_whole, show, takes
+from sbp.kinds import AXIS_NAMES, MESH, ORDERED_AXES, Kind, can_name, is_whole, show, takes
 from sbp.machine.calibration import Calibration, read_calibration
 from sbp.machine.distance import Detours, detours
 from sbp.machine.hardware import (
@@ -588,7 +588,7 @@ _SIZES = Kind(
 )
 
 
-@takes("sbp.make_mesh", axis_sizes=_SIZES, axis_names=AXES)
+@takes("sbp.make_mesh", axis_sizes=_SIZES, axis_names=ORDERED_AXES)
 def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
     """A mesh over the first of `jax.devices()`, in the order of `jax.make_mesh`, with Auto axes.
 
