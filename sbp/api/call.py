@@ -353,11 +353,12 @@ _INSTEAD = "call the sbp.jit function instead"
 
 
 def quick_key(
-    leaves: Sequence[Any], tree: Any, mesh: Mesh | AbstractMesh
+    leaves: Sequence[Any], tree: Any, mesh: Mesh | AbstractMesh, options: JitOptions
 ) -> tuple[Any, ...] | None:
     """A key that is cheap to compute, for calls on a mesh whose flat arguments are all JAX arrays;
-    None for other calls. Calls with equal keys have one plan."""
-    if not all(isinstance(x, jax.Array) for x in leaves):
+    None for other calls, and for a function with static arguments. Calls with equal keys have one
+    plan."""
+    if any(options.parameters.static) or not all(isinstance(x, jax.Array) for x in leaves):
         return None
     avals, shardings = tuple([x.aval for x in leaves]), tuple([x.sharding for x in leaves])
     return tree, avals, shardings, mesh, _jax.trace_key()

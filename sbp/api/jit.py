@@ -166,7 +166,7 @@ class Jitted:
         if _jax.transforming() or any(isinstance(x, _jax.Tracer) for x in flat):
             return self._call_composed(flat, args, kwargs)
         mesh = self.mesh
-        quick = quick_key(flat, tree, mesh)
+        quick = quick_key(flat, tree, mesh, self.options)
         if (plan := self._quick.get(quick)) is not None:
             plan.used = next(self._uses)
             return plan._run(flat)  # pyright: ignore[reportPrivateUsage]  # not for users
@@ -174,7 +174,7 @@ class Jitted:
         signature, leaves = reader.read(args, kwargs)
         key = mesh, signature.key
         if key not in self._plans:
-            key = next((k for k, p in self._plans.items() if _serves(k, p, key)), key)
+            key = next((k for k, p in list(self._plans.items()) if _serves(k, p, key)), key)
         plan = self._plan_of(reader, signature, key)
         if (
             quick is not None
@@ -313,8 +313,10 @@ class Jitted:
 
     def _drop_oldest(self) -> None:
         """Drops the plan that was not used for longest."""
-        dropped = self._plans.pop(min(self._plans, key=lambda k: self._plans[k].used))
-        self._quick = {k: p for k, p in self._quick.items() if p is not dropped}
+        plans = list(self._plans.items())  # other threads may change it
+        oldest, dropped = min(plans, key=lambda item: item[1].used, default=(None, None))
+        self._plans.pop(oldest, None)
+        self._quick = {k: p for k, p in list(self._quick.items()) if p is not dropped}
         if not self._warned:
             self._warned = True
             warn(

@@ -166,7 +166,7 @@ class Plan:
                 " sbp.jit function there, or put sbp.jit around the transformation",
                 TypeError,
             )
-        quick = quick_key(flat, tree, self._reader.mesh)
+        quick = quick_key(flat, tree, self._reader.mesh, self._reader.options)
         if quick is not None and quick == self._quick:
             return self._run(flat)
         signature, leaves = self._read(args, kwargs)

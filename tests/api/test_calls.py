@@ -171,7 +171,10 @@ def test_methods(mesh):
     model = Model(jnp.ones((2, 4)))
     with jax.set_mesh(mesh):
         assert_same_results(model.jax_call(X), model.sbp_call(X))
-        assert_same_results(X * 2, model.constant(X))
+        plan = model.constant.plan(X)
+        for _ in range(2):  # the second call has the key of the first
+            assert_same_results(X * 2, model.constant(X))
+            assert_same_results(X * 2, plan(model, X))
         assert model.sbp_call.plan(X).in_shardings[0].w.mesh == mesh and model.sbp_call.check(X).ok
         assert model.sbp_call.eval_shape(X).shape == (8, 4)
         assert "jit_apply" in model.sbp_call.lower(X).as_text()
