@@ -42,6 +42,15 @@ def wide(x):
         return y, jnp.arange(16) * 2**40 + x.astype(jnp.int64), (y - x).astype(jnp.float32)
 
 
+def test_a_plan_compiles_under_the_settings_that_it_was_made_under(mesh):
+    f, key = sbp.jit(lambda key: jax.random.uniform(key, (8,)), mesh), jax.random.key(3)
+    plan = f.plan(key)
+    with jax.threefry_partitionable(not Settings.current().threefry_partitionable):
+        text, got = plan.lower().as_text(), plan(key)
+    assert_same_results(jax.random.uniform(key, (8,)), got)
+    assert plan.lower().as_text() == text
+
+
 @pytest.mark.parametrize("fn", [draws, draws_in_a_loop, wide], ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("out", [None, "data:S(0)"])
 def test_values_are_those_of_jit(mesh, fn, out):

@@ -89,20 +89,22 @@ class Plan:
         self.noted: tuple[Diagnostic, ...] = ()
         self._quick: tuple[Any, ...] | None = None
         self.used, self._moved = 0, False
+        self._settings = {_jax.SETTINGS: _jax.Settings.current()}
 
     @functools.cached_property
     def _executable(self) -> Executable:
         options = self._reader.options
-        return Executable(
-            self.program,
-            self._reader.mesh,
-            self._reader.name,
-            in_kinds=[leaf.memory for leaf in self._signature.leaves],
-            returned=[(leaf.spec, leaf.memory) for leaf in self.results.leaves],
-            donate_argnums=self._donated,
-            keep_unused=options.keep_unused,
-            compiler_options=options.compiler_options,
-        )
+        with _jax.holding(self._settings):
+            return Executable(
+                self.program,
+                self._reader.mesh,
+                self._reader.name,
+                in_kinds=[leaf.memory for leaf in self._signature.leaves],
+                returned=[(leaf.spec, leaf.memory) for leaf in self.results.leaves],
+                donate_argnums=self._donated,
+                keep_unused=options.keep_unused,
+                compiler_options=options.compiler_options,
+            )
 
     @functools.cached_property
     def holding(self) -> Holding:

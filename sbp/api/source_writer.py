@@ -329,6 +329,9 @@ class SourceWriter(Tracing):
         Raises:
           SbpError: `bad-argument` for an operation that has none.
         """
+        name, now = eqn.primitive.name, _jax.Settings.current().threefry_partitionable
+        if name.startswith("random_") and eqn.ctx.threefry_partitionable != now:
+            raise no_source(f"the operation {name} under another jax.threefry_partitionable")
         values = [self.value(v, scope) for v in eqn.invars]
         places = [v if is_literal(v) else f"_{n}" for n, v in enumerate(values)]
         pairs = [*zip(eqn.invars, places, strict=True)]
@@ -340,7 +343,7 @@ class SourceWriter(Tracing):
                 for v, p in pairs
             ]
 
-        key = (eqn.primitive.name, str(eqn.params), str(operands(False, True)), str(avals))
+        key = (name, str(eqn.params), str(operands(False, True)), str(avals))
         if key not in self.chosen:
             ways = (
                 (plain, number, alone)
@@ -349,7 +352,7 @@ class SourceWriter(Tracing):
                 if (alone := traces_to(text, places, avals, eqn, self.mesh.axes)) is not None
             )
             if (found := next(ways, None)) is None:
-                raise no_source(f"the operation {eqn.primitive.name}")
+                raise no_source(f"the operation {name}")
             self.chosen[key] = found
         plain, number, alone = self.chosen[key]
         written = operands(plain, False)

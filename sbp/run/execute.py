@@ -119,7 +119,8 @@ def place_array(x: Any, sharding: NamedSharding) -> jax.Array:
 
 
 class Executable:
-    """A plan ready to run.
+    """A plan ready to run. Its program has the settings of JAX that hold where this object is made,
+    wherever the program is compiled.
 
     Arguments:
       program: the plan.
@@ -146,7 +147,7 @@ class Executable:
     ) -> None:
         self.program, self.mesh = program, mesh
         self.name, self.options = name, options
-        self.inner = own_mesh(mesh)
+        self.inner, self._settings = own_mesh(mesh), _jax.Settings.current()
         graph, spec = program.graph, program.mesh
         in_specs = tuple(
             partition_spec(r.codes, spec, len(graph.avals[v].shape))
@@ -214,7 +215,7 @@ class Executable:
         out_avals = [graph.aval(o) for o in graph.outputs]
         passed = [i for i, aval in enumerate(avals) if 0 not in aval.shape]
         # A function may enable 64 bits for a part of itself. JAX would narrow what runs again.
-        wide = graph.has_64_bits()
+        wide, settings = graph.has_64_bits(), {_jax.SETTINGS: self._settings}
 
         def body(*shards: Any) -> tuple[Any, ...]:
             given = dict(zip(passed, shards, strict=True))
@@ -227,7 +228,7 @@ class Executable:
                 for i, c in enumerate(in_codes)
             ]
             self._answer_inspections()
-            with nullcontext() if not wide else jax.enable_x64(True):
+            with _jax.holding(settings), nullcontext() if not wide else jax.enable_x64(True):
                 outs = interpreter.program(program.block, args)
             padded = program.request.demand.padded_outputs
             return tuple(

@@ -278,3 +278,14 @@ def test_equal_loops_are_one_function():
 def test_what_has_no_source_is_named(program, named):
     plan = sbp.jit(program, sbp.make_mesh((2,), ("d",)), in_types="d:S(0)").plan(jnp.ones(8))
     refused(rf"plan\.source: the operation {named} has no source", plan.source)
+
+
+def test_draws_under_other_settings_have_no_source():
+    def draw(x):
+        with jax.threefry_partitionable(False):
+            return x + jax.random.uniform(jax.random.key(0), x.shape)
+
+    f, x = sbp.jit(draw, sbp.make_mesh((2,), ("d",))), jnp.ones(8)
+    refused("random_.* under another jax.threefry_partitionable", f.plan(x).source)
+    with jax.threefry_partitionable(False):
+        assert_same_program(f.plan(x), [x], compiled=False)
