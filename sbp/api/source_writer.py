@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 import keyword
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -48,6 +49,10 @@ NESTED = 80
 
 _NUMBERED = "sbp_instruction_"
 
+_WORDS = re.compile(r'"[^"]*"|#.*|\.?\w+=?|\W')
+"""The parts of a function's text. One part is a name, a text in quotes, a comment, an attribute
+with its dot, or a keyword with its equals sign."""
+
 
 def free_name(wanted: str, taken: set[str]) -> str:
     """A name that is not taken.
@@ -75,7 +80,7 @@ class _FunctionNames:
         self.values: dict[Any, Any] = {}  # of a variable: its name or expression, or a literal
         self.hints: dict[Any, str] = {}
         self.nested: set[Any] = set()  # variables that may be written where they are read
-        self.module, self.taken = module, set[str]()
+        self.module, self.taken = module, {"s"}  # `s` is the parameter of the lambdas
 
     def name(self, var: Any, otherwise: str) -> str:
         """The name of a new variable."""
@@ -179,10 +184,9 @@ class SourceWriter(Tracing):
         self.scopes.pop()
         body = "\n    ".join([f"({', '.join(head)}):", *([f'"""{doc}"""'] if doc else []), *lines])
         order = dict[str, int]()  # equal functions may have other names for their values
-        words = (
-            "".join(run) for _, run in itertools.groupby(body, lambda c: c.isalnum() or c == "_")
+        key = tuple(
+            order.setdefault(w, len(order)) if w in scope.taken else w for w in _WORDS.findall(body)
         )
-        key = tuple(order.setdefault(w, len(order)) if w in scope.taken else w for w in words)
         known = self.functions.setdefault(key, name)
         if known == name:
             self.texts.append(f"def {name}{body}")
@@ -511,7 +515,7 @@ class SourceWriter(Tracing):
                 return self.open_loop(eqn, inner, ins), False
             case "choice":
                 branches = ", ".join(
-                    _one_result(eqn, f"{self.part(body, n, 'branch', [])}(*x)", "*x")
+                    _one_result(eqn, f"{self.part(body, n, 'branch', [])}(*s)", "*s")
                     for n, body in enumerate(inner.jaxprs)
                 )
                 return f"lax.switch({', '.join([ins[0], f'[{branches}]', *ins[1:]])})", False

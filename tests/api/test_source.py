@@ -266,6 +266,51 @@ def test_equal_loops_are_one_function():
     assert text.count("jnp.sin(") + text.count("lax.sin(") <= 2
 
 
+def two_sums(x, y):
+    return jnp.cumsum(x), jnp.cumsum(y)
+
+
+def shadowed(x, s):
+    return jax.lax.while_loop(lambda c: c.sum() < s, lambda c: c * 2, x)
+
+
+def named_as_parameters(i, y):
+    def s(y):
+        return jnp.sin(y) * y + y
+
+    def x(y):
+        return jnp.cos(y) * y + y
+
+    return jax.lax.switch(i, [s, x], y)
+
+
+AXES_OF_TWO = "x:S(0)", "y:S(0)"
+
+
+@pytest.mark.parametrize(
+    ("program", "args", "types"),
+    [
+        (lambda p, x: jax.lax.cond(p, lambda x: jnp.sin(x), lambda x: jnp.cos(x), x), (True,), ()),
+        (lambda i, x: jax.lax.switch(i, [jnp.sin, jnp.cos], x), (1,), ()),
+        (two_sums, (jnp.arange(8.0),), AXES_OF_TWO),
+        (named_as_parameters, (1,), ()),
+    ],
+    ids=["cond", "switch", "axes", "names"],
+)
+def test_functions_that_differ_in_a_word_are_two(program, args, types):
+    mesh = sbp.make_mesh((2, 2), ("x", "y"))
+    args = (*args, jnp.arange(8.0) + 1)
+    assert_same_program(
+        sbp.jit(program, mesh, types or None, types or None).plan(*args), args, compiled=False
+    )
+
+
+def test_a_loop_may_read_a_value_with_the_name_of_its_state():
+    args = jnp.ones(8), jnp.float32(99)
+    plan = sbp.jit(shadowed, sbp.make_mesh((8,), ("d",))).plan(*args)
+    assert_same_program(plan, args, compiled=False)
+
+
 @pytest.mark.parametrize(
     ("program", "named"),
     [
