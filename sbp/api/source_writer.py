@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sbp import _jax
@@ -311,7 +312,7 @@ class SourceWriter(Tracing):
             yield from self.call(
                 eqn, inner.jaxprs[0], eqn.params.get("name", eqn.primitive.name), scope
             )
-        elif "new_dtype" in eqn.params and is_literal(number):  # a cast of a number
+        elif _is_number(number) and _is_equal_in_numpy(eqn):
             value, (out,) = np.asarray(number.val).astype(eqn.params["new_dtype"]), eqn.outvars
             scope.values[out] = scalar_text(value, out.aval, plain=False)
         else:
@@ -337,13 +338,13 @@ class SourceWriter(Tracing):
         if name.startswith("random_") and eqn.ctx.threefry_partitionable != now:
             raise no_source(f"the operation {name} under another jax.threefry_partitionable")
         values = [self.value(v, scope) for v in eqn.invars]
-        places = [v if is_literal(v) else f"_{n}" for n, v in enumerate(values)]
+        places = [v if _is_number(v) else f"_{n}" for n, v in enumerate(values)]
         pairs = [*zip(eqn.invars, places, strict=True)]
-        avals = [v.aval for v, p in pairs if not is_literal(p)]
+        avals = [v.aval for v, p in pairs if isinstance(p, str)]
 
         def operands(plain: bool, tried: bool) -> list[str]:
             return [
-                p if tried and not is_literal(p) else self.read(v, scope, plain=plain)
+                p if tried and isinstance(p, str) else self.read(v, scope, plain=plain)
                 for v, p in pairs
             ]
 
@@ -359,7 +360,12 @@ class SourceWriter(Tracing):
                 raise no_source(f"the operation {name}")
             self.chosen[key] = found
         plain, number, alone = self.chosen[key]
-        written = operands(plain, False)
+        written, form = operands(plain, False), [*expressions(eqn, operands(plain, True))][number]
+        of_numpy = [w.startswith(("np.", "ARRAYS[")) for w in written]
+        if not form.startswith(("jax.", "jnp.", "lax.")) and all(
+            n or is_literal(p) for n, p in zip(of_numpy, places, strict=True)
+        ):  # NumPy would run the method or the operator
+            written = [_as_array(w) if n else w for w, n in zip(written, of_numpy, strict=True)]
         text = [*expressions(eqn, written)][number]
         if any(w.startswith("(") for w in written):
             needed = ast.unparse(ast.parse(text))  # leaves out parentheses
@@ -426,9 +432,8 @@ class SourceWriter(Tracing):
         ins = [self.read(v, scope) for v in item.invars]
         names = [x if x.isidentifier() else "" for x in ins]
         function = write(names)
-        ins = [x if n else f"jnp.asarray({x})" for n, x in zip(names, ins, strict=True)]
         outs = ", ".join(scope.name(v, "t") for v in item.outvars)
-        return f"{outs} = " * bool(outs) + f"{function}({', '.join(ins)})"
+        return f"{outs} = " * bool(outs) + f"{function}({', '.join(map(_as_array, ins))})"
 
     def inline(self, eqn: Any, closed: Any, scope: _FunctionNames) -> Iterator[str]:
         """The lines of the operations of a call."""
@@ -537,7 +542,7 @@ class SourceWriter(Tracing):
         in_place, self.in_place = self.in_place, False
         turn = self.part(inner.jaxprs[0], 0, "turn", ins, inner.counts)
         if constants:
-            turn = f"functools.partial({', '.join([turn, *ins[:constants]])})"
+            turn = f"functools.partial({', '.join([turn, *map(_as_array, ins[:constants])])})"
         parts = [turn, *map(tuple_text, (ins[constants:][:carries], ins[constants + carries :]))]
         params, function = eqn.params, "lax.scan"
         if in_place:
@@ -568,6 +573,7 @@ class SourceWriter(Tracing):
     def open_loop(self, eqn: Any, inner: Bodies, ins: list[str]) -> str:
         """A `lax.while_loop`."""
         m, n = inner.counts
+        ins = [*map(_as_array, ins[: m + n]), *ins[m + n :]]
         constants, wanted = (ins[:m], ins[m : m + n]), ("test", "turn")
         test, turn = (
             f"{self.part(body, k, wanted[k], [])}({', '.join([*constants[k], '*s'])})"
@@ -588,6 +594,25 @@ class SourceWriter(Tracing):
         }
         lines = "".join(f"        {k}={v},\n" for k, v in given.items())
         return f"jax.shard_map(\n        {body},\n{lines}    )({', '.join(ins)})"
+
+
+def _is_number(atom: Any) -> bool:
+    """Whether an operand is a literal without dims. A literal with dims is read like a variable."""
+    return is_literal(atom) and not np.ndim(atom.val)
+
+
+def _as_array(text: str) -> str:
+    """An expression as an array of JAX; a name stands for one."""
+    return text if text.isidentifier() else f"jnp.asarray({text})"
+
+
+def _is_equal_in_numpy(eqn: Any) -> bool:
+    """Whether an equation is a cast that NumPy computes as XLA does. XLA clips floats that an
+    integer cannot hold, and NumPy does not."""
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    old, new = eqn.invars[0].aval.dtype, eqn.params["new_dtype"]
+    return not jnp.issubdtype(old, np.inexact) or jnp.issubdtype(new, np.inexact)
 
 
 def _one_result(eqn: Any, call: str, parameters: str) -> str:

@@ -266,6 +266,31 @@ def test_equal_loops_are_one_function():
     assert text.count("jnp.sin(") + text.count("lax.sin(") <= 2
 
 
+TABLE = jnp.array([-1.0, 300.0])
+LARGE = jnp.linspace(-300.0, 300.0, 32)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x + TABLE.astype(jnp.uint8)[0] + LARGE.sum(),
+        lambda x: jax.lax.scan(lambda c, _: (c + TABLE.astype("u1")[1], None), x, length=2)[0],
+        lambda x: jax.lax.fori_loop(0, x.sum().astype(int), lambda i, c: c + LARGE[:2], x),
+    ],
+    ids=["arrays", "scan", "while"],
+)
+@pytest.mark.parametrize("literals", [False, True])
+def test_jax_computes_with_the_arrays_that_a_function_closes_over(program, literals):
+    """Such arrays are constants of a jaxpr, or with a setting of JAX its literals."""
+    x = jnp.ones(2)
+    jax.config.update("jax_use_simplified_jaxpr_constants", literals)
+    try:
+        plan = sbp.jit(program, sbp.make_mesh((1,), ("d",))).plan(x)
+        assert_same_program(plan, [x], compiled=False)
+    finally:
+        jax.config.update("jax_use_simplified_jaxpr_constants", False)
+
+
 def two_sums(x, y):
     return jnp.cumsum(x), jnp.cumsum(y)
 
