@@ -23,6 +23,7 @@ are the rules of operators themselves; what they require of sizes is written now
 
 import ast
 import itertools
+import keyword
 import math
 import operator
 import re
@@ -62,6 +63,8 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 MULTIPLE = re.compile(r"\s*mod\((\w+), *(\d+)\) *== *0\s*")
 """A constraint that a symbol is a multiple of a number, such as `mod(b, 4) == 0`."""
 
+_WORD = re.compile(r"\w+")
+
 OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -78,7 +81,16 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> ast.expr:
-    """The syntax tree of a size or of a constraint on sizes, as `jax.export` writes them."""
+    """The syntax tree of a size or of a constraint on sizes, as `jax.export` writes them.
+
+    Raises:
+      SbpError: `symbolic-sizes` for a size with the name of a Python keyword.
+    """
+    for word in _WORD.findall(text):
+        if keyword.iskeyword(word):
+            raise SbpError(
+                f"rename the size `{word}`, which is a word of Python", code="symbolic-sizes"
+            )
     return ast.parse(text.replace("^", "**"), mode="eval").body
 
 

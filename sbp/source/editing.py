@@ -429,9 +429,15 @@ def sizes_edits(made_at: Span | None, names: Sequence[str], constraints: Sequenc
     texts = ", ".join(f'"{c}"' for c in constraints)
     if (given := keyword_of(call, "constraints")) is not None:
         return (SourceEdit(span=span_of(given, made_at.file), replacement=f"[{texts}]"),)
-    whole = span_of(call, made_at.file)
-    text = exact_text(whole).rstrip().removesuffix(")").rstrip().removesuffix(",")
-    return (SourceEdit(span=whole, replacement=f"{text}, constraints=[{texts}])"),)
+    if keyword_of(call, "scope") is not None:
+        return ()  # JAX takes the constraints of the scope then
+    parts = (*call.args, *(k.value for k in call.keywords))
+    last = max(end_of(span_of(part, made_at.file)) for part in parts)
+    end = span_of(call, made_at.file)
+    rest = exact_text(replace(end, line=last.line, column=last.column)).splitlines()
+    if sum(line.partition("#")[0].count(")") for line in rest) != 1:
+        return ()  # the last argument is in parentheses
+    return (SourceEdit(span=last, replacement=f", constraints=[{texts}]"),)
 
 
 # ---- collectives --------------------------------------------------------------------------------

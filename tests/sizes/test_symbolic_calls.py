@@ -65,6 +65,10 @@ REFUSED = {
         of_sizes(lambda b, s: (lambda x: x * s, f32(b, 8))),
         "uses the symbolic size s from",
     ),
+    "a word of Python": (
+        lambda: (lambda x: x * 2, f32(*dims("b, in"))),
+        "rename the size `in`, which is a word of Python",
+    ),
     "a size of another scope": (
         lambda: (lambda x: x.reshape(8, *dims("s")), f32(*dims("b"), 8)),
         "uses the symbolic size s from",
@@ -94,7 +98,7 @@ def test_a_program_that_no_sizes_fit(name):
         return  # this JAX sees itself that the scope is empty
     (found,) = sbp.jit(program, MESH).check(args).diagnostics
     assert found.code == "symbolic-sizes" and re.search(said, found.title), found.title
-    if name not in ("several scopes", "no sizes"):  # these have no line
+    if name not in ("several scopes", "no sizes", "a word of Python"):  # these have no line
         assert found.primary is not None and found.primary.span.file == __file__
 
 

@@ -11,6 +11,7 @@ from sbp.errors import Span
 from sbp.source.editing import (
     convert_value,
     repin,
+    sizes_edits,
     under_policy,
 )
 from sbp.source.reader import SourceRead, VariableBinding, binding_of, exact_text, span_of
@@ -229,6 +230,25 @@ def test_a_lambda_does_not_run_where_it_stands():
     text = remember("g = lambda x: x + 1\n")
     region = under_policy(span(text, "x + 1"), "auto", "a")
     assert region is not None and not region[1]([span(text, "x + 1")])
+
+
+@pytest.mark.parametrize(
+    ("call", "after"),
+    [
+        ('symbolic_shape("b, s")', 'symbolic_shape("b, s", constraints=["b >= 2"])'),
+        (
+            'symbolic_shape(\n  "b, s",  # a batch (b)\n)',
+            'symbolic_shape(\n  "b, s", constraints=["b >= 2"],  # a batch (b)\n)',
+        ),
+        ('symbolic_shape("b", constraints=[c])', 'symbolic_shape("b", constraints=["b >= 2"])'),
+        ('symbolic_shape("b", scope=scope)', 'symbolic_shape("b", scope=scope)'),
+        ('symbolic_shape(("b"))', 'symbolic_shape(("b"))'),
+    ],
+)
+def test_sizes_get_constraints(call, after):
+    text = remember(f"x = {call}\n")
+    edits = sizes_edits(Span(file=FILE, line=1, column=1, end_column=2), ["b"], ["b >= 2"])
+    assert edited_text(text, edits) == f"x = {after}\n"
 
 
 def bound(text: str) -> VariableBinding | None:
