@@ -108,12 +108,13 @@ class ProgramWriter:
         return made | {"out": [self.value(v) for v in node.outputs]}
 
     def operand(self, operand: Operand) -> Any:
-        """The number of a value; of a constant its dtype, shape and elements, or their digest."""
+        """The number of a value; of a constant its dtype, shape and bytes, or their digest."""
         if not isinstance(operand, Constant):
             return self.value(operand)
         value, aval = operand.value, operand.aval
         data = np.asarray(jax.random.key_data(value) if _jax.is_extended(aval.dtype) else value)
-        text = hashlib.sha256(data.tobytes()).hexdigest() if data.size > 1 else str(data.ravel())
+        held = data.tobytes()
+        text = held.hex() if len(held) <= 16 else hashlib.sha256(held).hexdigest()
         return {"constant": text, "dtype": str(aval.dtype), "shape": aval.shape}
 
     # ---- the plan -------------------------------------------------------------------------------

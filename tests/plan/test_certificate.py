@@ -595,6 +595,62 @@ def test_casts_that_keep_the_order(source, target, rises):
     assert ("max->max" in certify.cast_rows(source, target)) == rises
 
 
+@pytest.mark.parametrize(
+    ("source", "target"), [("int4", "int8"), ("uint2", "uint8"), ("float16", "int32")]
+)
+def test_casts_that_do_not_keep_sums(source, target):
+    """Parts 7 + 7 are -2 in int4 and 14 in int8; parts 0.5 + 0.5 become 0 + 0."""
+    assert "sum->sum" not in certify.cast_rows(source, target)
+
+
+def fault(op, params, ins, outs, *avals):
+    """What the checker says of a row of one operation with one result, on an axis of 2 devices."""
+    operation = SimpleNamespace(op=op, params=params, ins=range(len(ins)), outs=[len(ins)])
+    program = SimpleNamespace(aval=lambda v: avals[v])
+    call = certify.Call(operation, program, [[]] * len(avals), [], 2)
+    return certify.row_fault(call, ins, outs)
+
+
+@pytest.mark.parametrize("op", ["dot_general", "conv_general_dilated"])
+@pytest.mark.parametrize("dtypes", [("int8", "int8", "int32"), ("float32", "int8", "float32")])
+def test_products_of_narrow_integers_are_outside(op, dtypes):
+    with pytest.raises(certify.Outside):
+        fault(op, {}, ["sum", "B"], ["sum"], *((d, [4, 4, 4]) for d in dtypes))
+
+
+@pytest.mark.parametrize(
+    "other", [{}, {"window_strides": [2]}, {"padding": [[0, 3]]}, {"base_dilation": [2]}]
+)
+def test_windows_of_one_element(other):
+    same = {"window_dimensions": [1], "window_strides": [1], "padding": [[0, 0]]}
+    said = fault("reduce_window_sum", same | other, [0], [0], *[("float32", [4])] * 2)
+    assert bool(said) == bool(other)
+
+
+def test_constants_are_exact():
+    programs = [certified(lambda x, k=k: x * k, f32(4), "B") for k in (1.2345671e-3, 1.2345679e-3)]
+    with np.printoptions(precision=3):
+        programs.append(certified(lambda x: x * 1.2345671e-3, f32(4), "B"))
+    one, other, again = (certify.Program(c).digest for c in programs)
+    assert one == again != other
+
+
+def test_operations_with_effects_run():
+    def printed(x):
+        return lax.fori_loop(0, 3, lambda k, c: (jax.debug.print("{}", k), c + 1)[1], x)
+
+    c = certified(lambda x: (printed(x), x * 2)[1], f32(4), "B")
+    c["plan"]["do"] = [i for i in c["plan"]["do"] if "loop" not in i]
+    with pytest.raises(certify.Wrong, match="does not run"):
+        certify.certify(c)
+
+
+def test_kernels_are_outside_the_tables():
+    c = certified(jnp.sin, f32(16), "B")
+    made("run")(c)[0]["kernels"] = ["other"]
+    assert certify.certify(c)[1].unchecked == {"sin <other>": 1}
+
+
 def test_top_k_along_a_dim():
     certified(lambda x: lax.top_k(x, 4, axis=1), f32(16, 16), "data:S(0)")
     c = certified(lambda x: lax.top_k(x, 4, axis=0), f32(16, 16), "data:S(1)")
