@@ -65,7 +65,7 @@ TPU_AOT_ENV := TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v4-8 TPU_WORKER_HOSTNAM
 
 PYTEST = pytest -n $(TEST_JOBS) --dist worksteal
 
-.PHONY: docs train test test-all laws lock notebooks test-newest test-on-newest test-tpu test-multiprocess screenshots real fuzz deep mutants bench lint format clean
+.PHONY: docs train test test-all laws lock notebooks test-newest test-on-newest test-tpu test-multiprocess screenshots real fuzz deep mutants peer bench lint format clean
 
 train: $(VENV)/.installed-gshard
 	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PY) -m sbp train $(ARGS)
