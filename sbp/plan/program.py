@@ -156,9 +156,12 @@ class Program:
 
     def within(self, request: Request) -> "Program | None":
         """The plan as that of a request with budgets; None where they forbid one of its
-        collectives."""
+        collectives. They may forbid those of the faster plan."""
         request = replace(self.request, budgets=request.budgets)  # it may recompute
-        return None if any(over_budget(self.block, request)) else self.with_typing(request=request)
+        if any(over_budget(self.block, request)):
+            return None
+        prices = 0 if self.faster else self.memory_prices  # without a limit, tried for the faster
+        return replace(self.with_typing(request=request), faster=None, memory_prices=prices)
 
     @property
     def fits(self) -> bool:

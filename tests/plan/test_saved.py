@@ -48,6 +48,10 @@ def test_a_saved_plan_is_the_plan_again(programs):
             program.typing.lower_bound,
         )
         assert SavedPlan.of(again) == saved, "saving is the same a second time"
+    fastest = others["fastest"].program
+    inside = fastest.within(fastest.request)
+    assert fastest.faster and fastest.memory_prices
+    assert inside and inside.faster is None and not inside.memory_prices
 
 
 changed = lambda saved, **fields: SavedPlan.loads(dataclasses.replace(saved, **fields).dumps())
