@@ -349,7 +349,7 @@ class Plan:
         Raises:
           SbpError: `bad-argument` where the file cannot be written.
         """
-        write_file(path, SavedPlan.of(self.program).dumps().encode())
+        write_file(path, SavedPlan.of(self.program).dumps())
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as an artifact of `jax.export`, which runs where sbp is not installed.
@@ -440,7 +440,7 @@ class Plan:
                 data: Any = io.BytesIO()
                 np.savez(data, **arrays)
                 write_file(Path(path).with_suffix(".npz"), data.getvalue())
-            write_file(path, text.encode())
+            write_file(path, text)
         return text
 
     def certificate(self, path: str | os.PathLike[str]) -> None:
@@ -459,7 +459,7 @@ class Plan:
         ...     json.loads(Path(folder, "sum.json").read_text())["arguments"]
         [['x', 'B']]
         """
-        write_file(path, certificate(self.program, self.results.names).encode())
+        write_file(path, certificate(self.program, self.results.names))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Plan":
         return self
@@ -620,7 +620,7 @@ def assert_plan_unchanged(
     """
     path, text = path_of(file, "file"), "\n".join(_lines(plan)) + "\n"
     if update or os.environ.get(UPDATE) == "1":
-        return write_file(path, text.encode())
+        return write_file(path, text)
     how = f"run the test once with {UPDATE}=1, look at the file, and keep it"
     if not os.path.exists(path):
         raise AssertionError(f"{path} is missing: {how}")

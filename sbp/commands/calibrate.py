@@ -82,7 +82,7 @@ def calibrate(given: argparse.Namespace) -> None:
     axes = mesh_axes(given.mesh) if given.mesh else {"devices": len(jax.devices())}
     mesh, console = make_mesh(tuple(axes.values()), tuple(axes)), Console(stderr=True)
     rates, links = measured(mesh, console)
-    write_file(file, _toml(mesh, rates, links).encode())
+    write_file(file, _toml(mesh, rates, links))
     Console(highlight=False).print(Shown(page=_page(mesh, rates, links)))
     console.print(f"wrote {file}; pass hardware={str(file)!r} to sbp.jit", highlight=False)
 

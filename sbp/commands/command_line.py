@@ -409,7 +409,7 @@ def show_program(given: argparse.Namespace) -> int:
     if getattr(given, "json", None):
         print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
     elif getattr(given, "html", None):
-        write_file(given.html, page.html(standalone=True).encode())
+        write_file(given.html, page.html(standalone=True))
         print(f"wrote {given.html}")
     else:
         Console(highlight=False).print(page, soft_wrap=True)

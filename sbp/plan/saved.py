@@ -139,8 +139,10 @@ class SavedPlan:
             raise _refusal(f"it has format {show(form)}, and this version of sbp reads {FORMAT}")
         for part, (kind, what) in _PARTS.items():
             if not isinstance(read.get(part), kind):
-                line = text.partition(f'"{part}":')[0].count("\n") + 1
-                raise _refusal(f"line {line} of the file: `{part}` must be {what}")
+                before, found, _ = text.partition(f'"{part}":')
+                number = before.count("\n") + 1
+                where = f"line {number} of the file: " if found else "the file: "
+                raise _refusal(f"{where}`{part}` must be {what}")
         return cls(
             made_for=read["made_for"],
             program=tuple(read["program"].split()),
@@ -382,12 +384,15 @@ def read_file(path: str, advice: str) -> str:
         raise SbpError(f"cannot read {show(path)}: {why}; {advice}", code="saved-plan") from error
 
 
-def write_file(path: Any, data: bytes) -> None:
-    """Writes a file. Readers see the old file or the new one, and nothing between.
+def write_file(path: Any, data: bytes | str) -> None:
+    """Writes a file. Readers see the old file or the new one, and nothing between. The name of a
+    folder in a text may be no UTF-8; its bytes are then written as escapes.
 
     Raises:
       SbpError: `bad-argument` where it cannot be written.
     """
+    if isinstance(data, str):
+        data = data.encode("utf-8", "backslashreplace")
     target = os.path.realpath(path_of(path, "path"))
     if os.path.exists(target) and not os.path.isfile(target):
         raise SbpError(f"{target} is not a file; choose another path")

@@ -311,7 +311,7 @@ class Report(Shows):
         >>> step.plan(x, x).report().trace("step.json")
         """
         events = timeline.trace_events(timeline.Schedule(self._planned("modelled")))
-        write_file(path, json.dumps({"traceEvents": events}).encode())
+        write_file(path, json.dumps({"traceEvents": events}))
 
     @takes("Report.memory", skip=1)
     def memory(self) -> Shown:

@@ -148,7 +148,7 @@ CHANGED = {
     "deep nesting": ("(?s).+", "[" * 100_000, "saved-plan"),
     "no JSON": ("(?s).+", "{", r"is not JSON that sbp reads: .*line 1 column 2"),
     "another format": ('"sbp plan": [0-9]+', '"sbp plan": 0', "it has format 0, and this version"),
-    "a lost part": ('"choices"', '"choice"', r"line \d+ of the file: `choices` must be a list"),
+    "a lost part": ('"choices"', '"choice"', r"(?<! of) the file: `choices` must be a list"),
     "another kind": ('("program"): .*', r"\1: 3,", r"line 15 of the file: `program` must be a str"),
     "lost figures": ('"lower_bound"', '"bound"', FIGURES),
     "no type": (r'("choices"): \[', r'\1: [3, "x", ', r"it has \d+ choices, and this call needs"),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.plan.saved import SavedPlan, _seal, digests
+from sbp.plan.saved import SavedPlan, _seal, digests, write_file
 from tests.plan import test_peak as peak, test_reuse as reuse, test_saving as saving
 from tests.report.programs import PROGRAMS, plan
 from tests.run.programs import CASES, NAMES, function_of
@@ -52,6 +52,14 @@ def test_a_saved_plan_is_the_plan_again(programs):
     inside = fastest.within(fastest.request)
     assert fastest.faster and fastest.memory_prices
     assert inside and inside.faster is None and not inside.memory_prices
+
+
+def test_folders_whose_names_are_no_utf_8(tmp_path):
+    plan = SavedPlan.of(planned(CASES[0].name, (8,)))
+    saved = dataclasses.replace(plan, lines=("x  # a/\udce9/é.py:1",))
+    write_file(tmp_path / "plan.json", saved.dumps())
+    text = (tmp_path / "plan.json").read_text("utf-8")
+    assert "é.py" in text and SavedPlan.loads(text) == saved
 
 
 changed = lambda saved, **fields: SavedPlan.loads(dataclasses.replace(saved, **fields).dumps())
