@@ -115,7 +115,9 @@ def _corrections(error: SbpError, options: JitOptions) -> Iterator[Change]:
     for right in likely:
         # The source has the dim of a split.
         old, new = (v.dim if isinstance(v, Split) else v for v in (wrong, right))
-        written = [(edit, "") for edit in (constants_in(at, old, new) if at else ())]
+        written = [
+            (edit, "") for edit in (constants_in(at, old, new, of_call=not option) if at else ())
+        ]
         text = f"write {show(new)} for {show(old)}"
         if option:
             value = _replace(getattr(options, field), wrong, right)

@@ -365,7 +365,7 @@ def items_of(call: Span | None, name: str, count: int) -> list[tuple[Span, str]]
     return [(span, exact_text(span)) for span in (span_of(item, at.file) for item in part.elts)]
 
 
-def constants_in(at: Span, old: Any, new: Any) -> Edits:
+def constants_in(at: Span, old: Any, new: Any, *, of_call: bool = False) -> Edits:
     """Edits that replace a constant in an expression. A name of a keyword argument, and a name in
     the text of a type, count as constants.
 
@@ -373,9 +373,16 @@ def constants_in(at: Span, old: Any, new: Any) -> Edits:
       at: the expression.
       old: the constant.
       new: the constant in its place.
+      of_call: whether the expression is a call of sbp, whose arguments are replaced. Those of other
+        calls inside stay.
     """
     found: dict[Span, SourceEdit] = {}
-    for part in ast.walk(parsed_file(at.file).tree):
+    source, (call, _) = parsed_file(at.file), expression_at(at)
+    names = names_of_sbp(at.file)
+    parts = _arguments(call, names) if of_call and isinstance(call, ast.Call) else None
+    for part in ast.walk(source.tree) if parts is None else parts:
+        if isinstance(source.parents.get(part), ast.UnaryOp):
+            continue  # the 2 in -2
         if isinstance(part, ast.keyword) and part.arg and part.arg == old and type(new) is str:
             begin = point(at.file, part.lineno, part.col_offset + 1)
             span = replace(begin, end_column=begin.column + len(part.arg.encode()))
@@ -386,6 +393,16 @@ def constants_in(at: Span, old: Any, new: Any) -> Edits:
             if text:
                 found[span] = SourceEdit(span=span, replacement=text)
     return tuple(found[span] for span in sorted(found))
+
+
+def _arguments(part: ast.AST, names: SbpNames) -> Iterator[ast.AST]:
+    """The arguments of a call, with the items of collections and the arguments of sbp's calls."""
+    for inner in ast.iter_child_nodes(part):
+        yield inner
+        if isinstance(inner, ast.keyword | ast.Starred | ast.Tuple | ast.List | ast.Dict) or (
+            isinstance(inner, ast.Call) and names.function(inner.func)
+        ):
+            yield from _arguments(inner, names)
 
 
 def _constant(part: ast.expr, at: Span, old: Any, new: Any) -> str:

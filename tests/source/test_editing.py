@@ -9,6 +9,7 @@ import pytest
 
 from sbp.errors import Span
 from sbp.source.editing import (
+    constants_in,
     convert_value,
     repin,
     sizes_edits,
@@ -230,6 +231,27 @@ def test_a_lambda_does_not_run_where_it_stands():
     text = remember("g = lambda x: x + 1\n")
     region = under_policy(span(text, "x + 1"), "auto", "a")
     assert region is not None and not region[1]([span(text, "x + 1")])
+
+
+@pytest.mark.parametrize(
+    ("call", "old", "new", "after"),
+    [
+        ('sbp.split(2 * x, 2, "d")', 2, 1, 'sbp.split(2 * x, 1, "d")'),
+        ("sbp.split(f(x.sum(2), -2)[:, 2], 2)", 2, 0, "sbp.split(f(x.sum(2), -2)[:, 2], 0)"),
+        ("sbp.split(x, -3)", -3, 0, "sbp.split(x, 0)"),
+        ("sbp.annotate(x + 2, d=sbp.S(2))", 2, 1, "sbp.annotate(x + 2, d=sbp.S(1))"),
+        ('sbp.replicate(p["a"], "a")', "a", "b", 'sbp.replicate(p["a"], "b")'),
+        ('sbp.annotate(x, **{"a": sbp.B})', "a", "b", 'sbp.annotate(x, **{"b": sbp.B})'),
+        ("sbp.annotate(f(a=x), a=sbp.B)", "a", "b", "sbp.annotate(f(a=x), b=sbp.B)"),
+        ('layout(x, "a", *["a"])', "a", "b", 'layout(x, "b", *["b"])'),
+    ],
+)
+def test_arguments_of_a_call_are_replaced(call, old, new, after):
+    text = remember(f"import sbp\ny = {call}\n")
+    line = text.splitlines()[1].encode()
+    at = Span(file=FILE, line=2, column=5, end_column=len(line) + 1, end_line=2)
+    edits = constants_in(at, old, new, of_call=True)
+    assert edited_text(text, edits) == f"import sbp\ny = {after}\n"
 
 
 @pytest.mark.parametrize(
