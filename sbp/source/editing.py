@@ -2,6 +2,7 @@
 statement or change its policy, or change arguments of a call."""
 
 import ast
+import keyword
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -103,8 +104,7 @@ def repin(
     elif atoms and not rest and not wide:
         new = _call(text(argument), atoms, module)
     elif atoms or rest:
-        given = [text(argument), *_keywords(atoms, module), *rest, *wide]
-        new = f"{module}.annotate({', '.join(given)})"
+        new = _annotate(text(argument), atoms, module, *rest, *wide)
     if not new:
         return (SourceEdit(span=span, replacement=_unwrap(argument, call, text(argument), source)),)
     return (SourceEdit(span=span, replacement=new, imports=names.imports),)
@@ -142,13 +142,24 @@ def _of_library(func: ast.expr, names: SbpNames) -> bool:
 def _unwrap(argument: ast.expr, call: ast.Call, text: str, source: ParsedSource) -> str:
     """The source text of an argument that replaces its call, in parentheses where it needs them."""
     parent = source.parents.get(call)
-    bare = isinstance(argument, _CLOSED) or (isinstance(argument, ast.Tuple) and text[:1] == "(")
+    bare = isinstance(argument, _CLOSED) and ("\n" not in text or _is_closed(argument))
+    bare |= isinstance(argument, ast.Tuple) and text[:1] == "("
     open_ = (
         (isinstance(parent, ast.Call) and parent.func is call)
         or isinstance(parent, _OPERATORS)
+        or isinstance(argument, ast.NamedExpr)
         or "\n" in text
     )
     return f"({text})" if open_ and not bare else text
+
+
+def _is_closed(part: ast.expr) -> bool:
+    """Whether all line breaks in an expression of several lines are in its brackets."""
+    match part:
+        case ast.Call(func=before) | ast.Subscript(value=before):
+            return before.end_lineno == part.lineno
+        case _:
+            return isinstance(part, ast.Dict | ast.List | ast.ListComp | ast.Set)
 
 
 def _call(argument: str, atoms: Mapping[str, Atom], module: str) -> str:
@@ -157,7 +168,7 @@ def _call(argument: str, atoms: Mapping[str, Atom], module: str) -> str:
     axes = "".join(f', "{axis}"' for axis in atoms)
     first = next(iter(atoms.values()))
     if any(atom != first for atom in atoms.values()):
-        return f"{module}.annotate({', '.join([argument, *_keywords(atoms, module)])})"
+        return _annotate(argument, atoms, module)
     match first:
         case Split(dim=dim):
             return f"{module}.split({argument}, {dim}{axes})"
@@ -168,6 +179,16 @@ def _call(argument: str, atoms: Mapping[str, Atom], module: str) -> str:
             return f"{module}.partial({argument}{axes}{monoid})"
 
 
+def _annotate(argument: str, atoms: Mapping[str, Atom], module: str, *others: str) -> str:
+    """The source text of a call of annotate with other keywords. Axes with the names of its
+    parameters are pinned in a call inside."""
+    left = dict(atoms)
+    for axis in ("type", "cotangent", "reduce_dtype"):
+        if axis in left:
+            argument = _call(argument, {axis: left.pop(axis)}, module)
+    return f"{module}.annotate({', '.join([argument, *_keywords(left, module), *others])})"
+
+
 def _keywords(atoms: Mapping[str, Atom], module: str) -> list[str]:
     """Atoms as the keywords of `annotate`."""
 
@@ -175,8 +196,9 @@ def _keywords(atoms: Mapping[str, Atom], module: str) -> list[str]:
         text = f'P("{atom.monoid}")' if isinstance(atom, Unreduced) else repr(atom)
         return f"{module}.{text}"
 
-    named = [f"{axis}={written(a)}" for axis, a in atoms.items() if axis.isidentifier()]
-    rest = [f'"{axis}": {written(a)}' for axis, a in atoms.items() if not axis.isidentifier()]
+    fits = {axis: axis.isidentifier() and not keyword.iskeyword(axis) for axis in atoms}
+    named = [f"{axis}={written(a)}" for axis, a in atoms.items() if fits[axis]]
+    rest = [f'"{axis}": {written(a)}' for axis, a in atoms.items() if not fits[axis]]
     return [*named, f"**{{{', '.join(rest)}}}"] if rest else named
 
 

@@ -385,6 +385,8 @@ def _assigned_expression(
         match part:
             case ast.Tuple(elts=elts) | ast.List(elts=elts):
                 elements.insert(0, elts.index(target))
+                if any(isinstance(e, ast.Starred) for e in elts[: elements[0]]):
+                    return None  # its place depends on the length
                 target = part
             case (
                 ast.Assign(value=value)
