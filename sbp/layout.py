@@ -10,6 +10,7 @@ data:S(0) model:S(2)
 """
 
 import difflib
+import keyword
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
 
     def __repr__(self) -> str:
         shown = {name: axes[0] if len(axes) == 1 else axes for name, axes in self._axes.items()}
-        if all(name.isidentifier() for name in shown):
+        if all(name.isidentifier() and not keyword.iskeyword(name) for name in shown):
             return f"Layout({', '.join(f'{name}={axes!r}' for name, axes in shown.items())})"
         return f"Layout({shown!r})"
 

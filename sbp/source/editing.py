@@ -209,7 +209,8 @@ def convert_value(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> Ed
     """Edits that annotate a value for the line that reads it, and for later lines.
 
     A local variable gets a new statement before the line. An expression, a variable of an outer
-    function or the parameter of a lambda is annotated where it is read.
+    function, the parameter of a lambda, or a variable that the line itself assigns with `:=` is
+    annotated where it is read.
 
     Arguments:
       line: the expression that reads the value.
@@ -237,6 +238,7 @@ def convert_value(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> Ed
     if (
         statement is not None
         and owner is function_of(source, here)
+        and not _stored_inside(statement, read.code)
         and (before := _before(statement, line.file)) is not None
     ):
         made = f"{read.code} = {_call(read.code, atoms, module)}{before}"
@@ -286,6 +288,17 @@ def _reads(scope: ast.AST | None, name: str) -> Iterator[ast.expr]:
     text = ast.dump(wanted)
     parts = ast.walk(scope) if scope is not None else ()
     yield from (p for p in parts if type(p) is type(wanted) and ast.dump(p) == text)
+
+
+def _stored_inside(statement: ast.stmt, name: str) -> bool:
+    """Whether an expression or a `with` of a statement assigns the variable of a value."""
+    variable = name.partition(".")[0].partition("[")[0]
+    return any(
+        isinstance(part, ast.Name) and part.id == variable and isinstance(part.ctx, ast.Store)
+        for inside in ast.walk(statement)
+        if isinstance(inside, ast.NamedExpr | ast.withitem)
+        for part in ast.walk(inside)
+    )
 
 
 def _before(statement: ast.stmt, file: str) -> str | None:

@@ -189,6 +189,12 @@ def test_what_is_no_annotation_is_left_alone():
             "import sbp\ndef f(x):\n    if a:\n        pass\n"
             '    elif g(sbp.replicate(x, "a")):\n        pass\n',
         ),
+        (  # a variable that the statement itself assigns
+            "import sbp\ndef f(a, w):\n    return (h := a @ w) + g(h @ w)\n",
+            "h @ w",
+            "h",
+            'import sbp\ndef f(a, w):\n    return (h := a @ w) + g(sbp.replicate(h, "a") @ w)\n',
+        ),
         (  # another name of sbp
             "import sbp as s\ndef f(x):\n    return x + 1\n",
             "x + 1",
