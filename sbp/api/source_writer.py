@@ -597,7 +597,7 @@ class SourceWriter(Tracing):
 
 
 def _is_number(atom: Any) -> bool:
-    """Whether an operand is a literal without dims. A literal with dims is read like a variable."""
+    """Whether an operand is a literal without dims; one with dims is read like a variable."""
     return is_literal(atom) and not np.ndim(atom.val)
 
 
@@ -607,11 +607,11 @@ def _as_array(text: str) -> str:
 
 
 def _is_equal_in_numpy(eqn: Any) -> bool:
-    """Whether an equation is a cast that NumPy computes as XLA does. XLA clips floats that an
-    integer cannot hold, and NumPy does not."""
+    """Whether an equation is a cast that NumPy computes as XLA does."""
     if eqn.primitive.name != "convert_element_type":
         return False
     old, new = eqn.invars[0].aval.dtype, eqn.params["new_dtype"]
+    # XLA clips floats that an integer cannot hold.
     return not jnp.issubdtype(old, np.inexact) or jnp.issubdtype(new, np.inexact)
 
 

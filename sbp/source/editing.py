@@ -180,9 +180,8 @@ def _call(argument: str, atoms: Mapping[str, Atom], module: str) -> str:
 
 
 def _annotate(argument: str, atoms: Mapping[str, Atom], module: str, *others: str) -> str:
-    """The source text of a call of annotate with other keywords. Axes with the names of its
-    parameters are pinned in a call inside."""
-    left = dict(atoms)
+    """The source text of a call of annotate."""
+    left = dict(atoms)  # a call inside pins axes that have the names of its parameters
     for axis in ("type", "cotangent", "reduce_dtype"):
         if axis in left:
             argument = _call(argument, {axis: left.pop(axis)}, module)
