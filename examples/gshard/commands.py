@@ -198,6 +198,12 @@ def evaluate_run(argv: Sequence[str]) -> int:
         )
     sources = [pair.source for pair in pairs]
     others = copying(pairs) if args.eval_data else baselines(corpus.train, pairs)
+    if taken := rivals.keys() & {MODEL, *others}:
+        raise SbpError(
+            f"--against {min(taken)} has the name of another system that is scored; write"
+            f" ./{min(taken)}",
+            code="unknown-option",
+        )
     said = {MODEL: _translator(args, saved, len(pairs))(sources)}
     said |= {name: _translator(args, other, len(pairs))(sources) for name, other in rivals.items()}
     result = evaluate(corpus.heldout, {**said, **others}, corpus.languages, saved.target)

@@ -75,7 +75,7 @@ def test_evaluate_scores_the_runs_sets_and_a_file(run, tmp_path, command):
     assert command("evaluate", "--from", exported, "--eval-data", str(file)).out == shown
 
 
-def test_a_run_against_its_copy_is_no_better(run, tmp_path, command):
+def test_a_run_against_its_copy_is_no_better(run, tmp_path, command, monkeypatch):
     other, file = tmp_path / "other", tmp_path / "test.tsv"
     shutil.copytree(run.folder, other)
     file.write_text("un deux\tone two\tfr\n3 dias\t3 days\tes\n")
@@ -85,6 +85,9 @@ def test_a_run_against_its_copy_is_no_better(run, tmp_path, command):
         in command(*argv, "--against", str(other), "--figures", str(tmp_path / "drawn")).out
     )
     assert {p.name for p in (tmp_path / "drawn").iterdir()} == {"figure6.png", "figure6.html"}
+    monkeypatch.chdir(tmp_path)
+    other.rename("copying")
+    assert "write ./copying" in command(*argv, "--against", "copying", status=2).err
 
 
 def test_comparisons_that_say_nothing_are_refused(run, tmp_path, command):
