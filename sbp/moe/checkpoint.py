@@ -266,13 +266,18 @@ def take_lock(held: int, workdir: Path, *, shared: bool = False) -> None:
       shared: whether others may hold a shared lock at the same time, as `sbp check` does.
 
     Raises:
-      SbpError: `bad-checkpoint` where another run is in it.
+      SbpError: `bad-checkpoint` where another run is in it, and where its file system has no locks.
     """
     try:
         fcntl.flock(held, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         raise SbpError(
             f"another run is training in {workdir}; wait for it, or choose another --workdir",
+            code="bad-checkpoint",
+        ) from None
+    except OSError as error:
+        raise SbpError(
+            f"cannot lock {workdir}: {error.strerror}; choose another --workdir",
             code="bad-checkpoint",
         ) from None
 

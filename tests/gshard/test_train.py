@@ -2,6 +2,7 @@
 folders in which `sbp train` cannot keep a run: an error before the first step, nothing lost; and
 `sbp check`, which refuses what training would refuse."""
 
+import errno
 import fcntl
 import json
 import os
@@ -296,6 +297,14 @@ def test_a_folder_in_which_a_run_trains_is_refused(tmp_path, command):
     with Checkpoints(tmp_path, DESCRIPTION):
         said = command("train", "--preset", "tiny-test", "--workdir", str(tmp_path), status=2).err
     assert "another run is training in" in said
+
+
+def test_a_folder_without_locks_is_named(tmp_path, monkeypatch):
+    def flock(held, kind):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    refused(r"cannot lock .*: No locks available; choose", Checkpoints, tmp_path, DESCRIPTION)
 
 
 def test_numbers_for_which_there_is_no_room_end_the_run(tmp_path):
