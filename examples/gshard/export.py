@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,8 @@ def open_run(workdir: Path) -> SavedRun:
         vocabularies cannot be read; `unknown-option` for a model in float64 without x64.
     """
     if not saved_steps(workdir / "checkpoints"):
-        others = workdir.parent.iterdir() if workdir.parent.is_dir() else ()
-        known = [str(path) for path in others if saved_steps(path / "checkpoints")]
-        hint = nearest(str(workdir), sorted(known)).rstrip("?") if known else ""
+        known = sorted(_runs_in(workdir.parent))
+        hint = nearest(str(workdir), known).rstrip("?") if known else ""
         raise SbpError(
             f"no checkpoint in {workdir}{hint}. Name the --workdir of a training run, or train one"
             " there (sbp train)",
@@ -104,6 +104,15 @@ def open_run(workdir: Path) -> SavedRun:
         source=_vocabulary(workdir, "source", run),
         target=_vocabulary(workdir, "target", run),
     )
+
+
+def _runs_in(folder: Path) -> Iterator[str]:
+    """The folders of runs in a folder, but for those that cannot be read."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            with suppress(SbpError):
+                if saved_steps(path / "checkpoints"):
+                    yield str(path)
 
 
 def _vocabulary(workdir: Path, side: str, run: Mapping[str, Any]) -> Tokenizer:

@@ -87,12 +87,17 @@ class Tokenizer:
         """Read the file of a `model`.
 
         Raises:
-          SbpError: `bad-checkpoint` for a damaged file.
+          SbpError: `bad-checkpoint` for a file that is damaged or cannot be read.
         """
         try:
             found = cls(path.read_bytes())
             found.encode([""])  # of an empty file the library says only now that it is no model
             return found
+        except OSError as error:
+            raise SbpError(
+                f"cannot read {path}: {error.strerror}; choose another --workdir",
+                code="bad-checkpoint",
+            ) from None
         except RuntimeError:
             raise SbpError(
                 f"{path} is damaged; delete it, and the same vocabulary is trained anew",

@@ -140,10 +140,20 @@ def run_of(checkpoint: Path) -> dict[str, Any] | None:
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """The steps that have a checkpoint in a folder, newest first."""
-    if not folder.is_dir():
+    """The steps that have a checkpoint in a folder, newest first.
+
+    Raises:
+      SbpError: `bad-checkpoint` where the folder cannot be read.
+    """
+    try:
+        names = [path.name for path in folder.iterdir() if path.name.isdecimal()]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    names = (path.name for path in folder.iterdir() if path.name.isdecimal())
+    except OSError as error:
+        raise SbpError(
+            f"cannot read {folder}: {error.strerror}; choose another --workdir",
+            code="bad-checkpoint",
+        ) from None
     return sorted((step for name in names if str(step := int(name)) == name), reverse=True)
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ import pytest
 
 from examples.gshard.config import TranslationConfig
 from examples.gshard.corpus import generate
+from examples.gshard.export import open_run
 from examples.gshard.options import parse_args
 from examples.gshard.tokenizer import Tokenizer
 from examples.gshard.train import StopSignal
@@ -340,6 +342,20 @@ def test_a_damaged_vocabulary_is_named(tmp_path):
     for content in (b"", b"no model"):
         path.write_bytes(content)
         refused(r"source\.model is damaged; delete it", Tokenizer.load, path)
+
+
+def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "private").mkdir()
+    refused(r"cannot read .*private: Is a directory", Tokenizer.load, tmp_path / "private")
+
+    def iterdir(path):
+        if "private" in path.parts:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return (path / name for name in os.listdir(path))
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    refused(r"no checkpoint in .*typo\. Name", open_run, tmp_path / "typo")
+    refused(r"cannot read .*checkpoints: Permission", open_run, tmp_path / "private")
 
 
 TINY = ["--preset", "tiny-test", "--mesh", "expert=2"]
