@@ -361,7 +361,7 @@ class TypeSpace:
                     steps.append(self._step(kind, (position,), source, target, n, here))
         joint: dict[StepKind, tuple[int, ...]] = {
             "all_reduce": tuple(i for i, c in enumerate(source) if c < 0),
-            "all_gather": tuple(i for i, c in enumerate(source) if c > 0 and self.sizes[i] > 1),
+            "all_gather": tuple(i for i, c in enumerate(source) if c > 0),
         }
         for kind, several in joint.items():
             for count in range(2, len(several) + 1):
@@ -390,7 +390,7 @@ class TypeSpace:
         there = float(self.local_bytes[self.index[target]])
         share, how, wide = (n - 1) / n, None, self.reduction.wide
         part, result = (local_shape(self.shape, t, self.sizes) for t in (source, target))
-        if wide is not None and source[axes[0]] == _SUM and _kind(target[axes[0]]) != "P":
+        if wide is not None and source[axes[0]] == _SUM:
             scattered = target[axes[0]]
             how = WideSum(wide, scattered - 1 if scattered else block_dim(part, n))
             if how.dim is not None:

@@ -122,7 +122,7 @@ class DeviceMemory:
         """Bytes of the results that take no buffers of donated arguments."""
         outputs = sum(self.size(s) for s in block.outputs if isinstance(s, Register))
         donated = sum(self.size(block.inputs[i]) for i in reused_inputs(self.typing, block))
-        return max(0.0, outputs - donated)
+        return outputs - donated
 
     def gaps(self, temporaries: float) -> float:
         """Bytes between temporaries."""
