@@ -26,6 +26,9 @@ _BARS = "▁▂▃▄▅▆▇█"
 _WIDEST = 32
 """Bars of one layer: of more experts, neighbours share one."""
 
+_LINE_EVERY = 50
+"""Steps for each line that is printed where there is no terminal."""
+
 
 def load_bars(load: np.ndarray) -> str:
     """One bar per expert; a full bar is twice the even share or more.
@@ -49,8 +52,8 @@ def show_error(error: SbpError) -> None:
 class TrainingDisplay:
     """A live view on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, console: Console, first: int, steps: int, line_every: int = 50) -> None:
-        self._console, self._steps, self._line_every = console, steps, line_every
+    def __init__(self, console: Console, first: int, steps: int) -> None:
+        self._console, self._steps = console, steps
         self._progress = Progress(
             TextColumn("step {task.completed:>5.0f}/{task.total:.0f}"),
             BarColumn(bar_width=30),
@@ -92,7 +95,7 @@ class TrainingDisplay:
         if self._console.is_terminal:
             self._progress.update(self._task, completed=step)
             self._live.update(self._dashboard(number, values, speed))
-        elif step % self._line_every == 0 or step == self._steps:
+        elif step % _LINE_EVERY == 0 or step == self._steps:
             left = self._seconds / max(self._timed, 1) * (self._steps - step)
             parts = [f"loss {number['loss']:.3f}", *self._experts(values), speed]
             self._console.print(

@@ -48,11 +48,11 @@ class Drawing:
     rows: Sequence[Sequence[str]]
 
 
-def canvas(width: float = 8.0, height: float = 4.5) -> tuple[Figure, Axes]:
+def canvas(width: float = 8.0) -> tuple[Figure, Axes]:
     """An empty figure and its axes.
 
     Arguments:
-      width, height: in inches.
+      width: in inches.
 
     Raises:
       SbpError: `unknown-option` where matplotlib is not installed.
@@ -64,7 +64,7 @@ def canvas(width: float = 8.0, height: float = 4.5) -> tuple[Figure, Axes]:
             "figures need matplotlib; install the extra: pip install 'sbp-jax[gshard]'",
             code="unknown-option",
         ) from None
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)

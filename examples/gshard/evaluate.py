@@ -186,7 +186,7 @@ def evaluate(
     )
 
 
-def _spread(pairs: Sequence[Pair], count: int = 5) -> list[Pair]:
-    """Some pairs from all over a set; not always a language's first, whose kinds are alike."""
-    step = max(1, len(pairs) // count)
-    return list(pairs[step // 2 :: step + 1][:count])
+def _spread(pairs: Sequence[Pair]) -> list[Pair]:
+    """Five pairs from all over a set; not always a language's first, whose kinds are alike."""
+    step = max(1, len(pairs) // 5)
+    return list(pairs[step // 2 :: step + 1][:5])

@@ -486,12 +486,10 @@ def finding_data(diagnostic: Diagnostic) -> dict[str, Any]:
 # ---- errors -------------------------------------------------------------------------------------
 
 
-def render_error(error: SbpError, width: int = TEXT_WIDTH) -> list[str]:
+def render_error(error: SbpError) -> list[str]:
     """The lines that IPython and notebooks show for an sbp error in place of a stack trace
     (`_render_traceback_`)."""
-    return Shown(page=Page(parts=tuple(map(pages.finding, pages.diagnostics_of(error))))).lines(
-        width
-    )
+    return Shown(page=Page(parts=tuple(map(pages.finding, pages.diagnostics_of(error))))).lines()
 
 
 SbpError.renderer = render_error

@@ -311,7 +311,7 @@ def test_code_in_a_sentence_is_not_broken():
 
 
 def test_errors_render_as_lines():
-    lines = render_error(SbpTypeError(DIAGNOSTICS[:1]), 110)
+    lines = render_error(SbpTypeError(DIAGNOSTICS[:1]))
     assert lines[0].startswith("error[no-signature]: ")
     assert lines[-1] == "   = more: sbp explain no-signature"
     lines = render_error(
