@@ -69,10 +69,15 @@ class Corpus:
     def digest(self) -> str:
         """Tells training text from other text, as another version of the library that renders the
         embedded corpus makes it."""
-        digest = hashlib.blake2b(digest_size=8)
-        for pair in self.train:
-            digest.update(f"{pair.source}\t{pair.target}\t{pair.language}\n".encode())
-        return digest.hexdigest()
+        return pairs_digest(self.train)
+
+
+def pairs_digest(pairs: Iterable[Pair]) -> str:
+    """Tells pairs from other pairs."""
+    digest = hashlib.blake2b(digest_size=8)
+    for pair in pairs:
+        digest.update(f"{pair.source}\t{pair.target}\t{pair.language}\n".encode())
+    return digest.hexdigest()
 
 
 HELDOUT_SETS = ("recombination", "unseen names", "unseen templates")

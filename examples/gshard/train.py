@@ -29,7 +29,7 @@ from rich.console import Console
 
 import sbp
 from examples.gshard.config import TranslationConfig
-from examples.gshard.corpus import Corpus, Pair
+from examples.gshard.corpus import Corpus, Pair, pairs_digest
 from examples.gshard.curves import PAGE, TensorBoard, write_curves
 from examples.gshard.data import Encoded, batches, encode_pairs, evaluation_batches
 from examples.gshard.display import TrainingDisplay, show_error, show_evaluation
@@ -79,7 +79,8 @@ def sample(
 
 def make_loss(cfg: ModelConfig, sharding: Sharding) -> Callable[[Any, Batch], jax.Array]:
     """A function from (parameters, batch) to the negative log-likelihood per target token, in nats,
-    as it is when translating: without dropout, random routing and label smoothing."""
+    without dropout, random routing and label smoothing. Experts have their capacity for evaluation,
+    so they may drop tokens that they take when translating."""
 
     def loss(params: Any, batch: Batch) -> jax.Array:
         return loss_fn(params, batch, cfg, sharding=sharding)[1].nll
@@ -395,7 +396,9 @@ def train(run: Run, console: Console) -> int:
             )
         described = describe(run.model, run.train, corpus.digest)
         of_all = {"mesh": run.mesh, "evaluate": run.evaluate}
-        agree("options or text", {**described, "run": of_all}, between_processes)
+        heldout = {"digest": pairs_digest(corpus.heldout_pairs)}
+        together = {**described, "run": of_all, "heldout": heldout}
+        agree("options or text", together, between_processes)
         with Checkpoints(run.workdir, described, TranslationConfig) as checkpoints:
             code, line = _train(run, corpus, checkpoints, console)
     line += f" ({time.monotonic() - started:.0f} s)"

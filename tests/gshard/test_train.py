@@ -18,13 +18,15 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
 from examples.gshard.config import TranslationConfig
 from examples.gshard.corpus import generate
 from examples.gshard.export import open_run
+from examples.gshard.hosts import between_processes
 from examples.gshard.options import parse_args
 from examples.gshard.tokenizer import Tokenizer
-from examples.gshard.train import StopSignal
+from examples.gshard.train import StopSignal, train as train_run
 from sbp.errors import SbpError
 from sbp.moe.checkpoint import Checkpoints, describe, saved_steps
 from sbp.moe.step import TrainState
@@ -283,6 +285,24 @@ def test_a_run_is_refused_before_its_first_step(make, said, tmp_path, command):
     assert shown.err.startswith(f"error[bad-checkpoint]: {said.format(folder)}")
     assert "Traceback" not in shown.err and "planned" not in shown.out
     assert contents(folder) == before
+
+
+def test_processes_compare_the_held_out_text(tmp_path, monkeypatch):
+    seen = []
+
+    def agree(what, mine, differences):
+        seen.append(mine)
+        raise SbpError("seen")
+
+    monkeypatch.setattr("examples.gshard.train.agree", agree)
+    own = tmp_path / "own"
+    own.write_text("".join(f"{i} mots\t{i} words\tfr\n" for i in range(200)))
+    argv = ["--preset", "tiny-test", "--workdir", str(tmp_path / "run"), "--data", str(own)]
+    for text in ("one", "two"):
+        (tmp_path / text).write_text(f"un\t{text}\tfr\n")
+        run = parse_args([*argv, "--eval-data", str(tmp_path / text)])
+        refused("seen", train_run, run, Console(quiet=True))
+    assert [line.partition(":")[0] for line in between_processes(*seen)] == ["heldout.digest"]
 
 
 def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path, command, monkeypatch):
