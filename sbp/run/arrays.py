@@ -428,7 +428,7 @@ class Padded(_InParts):
 
     A plan returns one for a result that is pinned to `sbp.padded(..)`, and takes one wherever it
     takes an array. As a pytree it is a node with one leaf, the padded array. Padding has any
-    content; that of a result is 0.
+    content; that of a result is 0, except in an array of random keys.
 
     Attributes:
       parts: the padded array: along each dim the equally large buffers of the blocks.

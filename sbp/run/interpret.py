@@ -94,7 +94,7 @@ def meets_arguments(graph: Graph, block: Block) -> frozenset[Register]:
     """The results of collectives that elementwise operations combine with two or more arguments, or
     with one where the program returns them.
 
-    An argument is laid out row by row if its last two dims fill tiles (`lanes.fills_tiles`). The
+    An argument is laid out row by row if its last two dims fill tiles (`hardware.fills_tiles`). The
     TPU compiler lays the result of a collective out as what it comes from, a gradient of a matrix
     often column by column, and copies every array that meets it into that layout: a weight and its
     moments, from the start of the program to its end. Where it meets one argument only, as with
@@ -137,7 +137,7 @@ def meets_arguments(graph: Graph, block: Block) -> frozenset[Register]:
 
 
 def late_casts(memory: DeviceMemory, block: Block) -> frozenset[Register]:
-    """The results of casts whose only readers are lookups of fewer elements, in the type of the
+    """The results of casts whose only readers are lookups of no more elements, in the type of the
     cast.
 
     Arguments:
