@@ -19,7 +19,14 @@ from examples.gshard.options import Run, parse_args
 from examples.gshard.sources import load
 from examples.gshard.train import show_corpus, show_plan, tokenizers
 from sbp.errors import SbpError
-from sbp.moe.checkpoint import describe, same_content, same_run, saved_steps, take_lock
+from sbp.moe.checkpoint import (
+    describe,
+    same_content,
+    same_run,
+    saved_steps,
+    take_lock,
+    writing,
+)
 from sbp.moe.step import plan_train_step, state_shapes
 
 _ABOUT = (
@@ -60,7 +67,8 @@ def check(run: Run, console: Console) -> None:
     Raises:
       SbpError: what `sbp train` would raise before its first step, but for too few devices.
     """
-    place = _folder(run.workdir)
+    with writing(run.workdir):
+        place = _folder(run.workdir)
     corpus = load(run.train, lambda line: console.print(line, highlight=False, markup=False))
     same_run(run.workdir, describe(run.model, run.train, corpus.digest), TranslationConfig)
     need_room(place, state_shapes(run.model, run.train))

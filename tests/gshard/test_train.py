@@ -407,6 +407,19 @@ def test_folders_that_training_refuses(tmp_path, command):
     assert_refused("made with another vocabulary source;", str(begun))
 
 
+def test_a_private_folder_is_named(tmp_path, command, monkeypatch):
+    exists = Path.exists
+
+    def of_others(path, **options):
+        if "private" in path.parts:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return exists(path, **options)
+
+    monkeypatch.setattr(Path, "exists", of_others)
+    said = command("check", *TINY, "--workdir", str(tmp_path / "private" / "run"), status=2).err
+    assert "run: Permission denied" in " ".join(said.split())
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
