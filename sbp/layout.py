@@ -359,13 +359,9 @@ def fully_sharded(*mesh_axes: str, padded: bool = False) -> FullySharded:
 
 
 def _axes_of(name: Any, value: Any) -> tuple[str, ...]:
-    axes = (
-        (value,)
-        if isinstance(value, str)
-        else tuple(value)
-        if isinstance(value, Sequence) or (isinstance(value, AbstractSet) and len(value) < 2)
-        else (value,)
-    )
+    # The order of a set of several axes is chance.
+    is_many = isinstance(value, Sequence) or (isinstance(value, AbstractSet) and len(value) < 2)
+    axes = tuple[str, ...](value if is_many and not isinstance(value, str) else (value,))
     if not isinstance(name, str) or not all(map(AXIS.accepts, axes)):
         raise SbpError(
             "a layout maps a dim name to a mesh axis or a tuple of mesh axes, got"

@@ -118,6 +118,12 @@ class WrittenSizes:
         return made
 
 
+def _rises(values: Sequence[Any]) -> bool:
+    """Whether values are consecutive numbers, which name arguments or dims: `argnums=(0, 1, 2)`."""
+    first = values[0] if len(values) > 1 else None
+    return type(first) is int and [*values] == [*range(first, first + len(values))]
+
+
 def _names(code: types.CodeType | None) -> frozenset[str]:
     """The names of variables and attributes that a function reads."""
     return (
@@ -161,7 +167,7 @@ class _Copier:
                 return self.number(name, value)
             case list() | tuple() if (pairs := axis.pairs_alone(value)) is not None:
                 return pairs
-            case list() | tuple() if type(value) in (list, tuple) and depth:
+            case list() | tuple() if type(value) in (list, tuple) and depth and not _rises(value):
                 parts = [self.part(f"{name}[{i}]", x, used, depth) for i, x in enumerate(value)]
                 is_same = all(a is b for a, b in zip(parts, value, strict=True))
                 return value if is_same else type(value)(parts)
@@ -348,10 +354,8 @@ class _Copier:
         match value:
             case types.CodeType():
                 return self.code(value)
-            case (int() as first, *_) if value == tuple(range(first, first + len(value))):
-                return value  # the numbers of arguments or dims, such as `argnums=(0, 1, 2)`
             case tuple():
-                return tuple(map(self.written, value))
+                return value if _rises(value) else tuple(map(self.written, value))
             case int() if type(value) is int:
                 return self.number(str(value), value, in_source=True)
             case _:
