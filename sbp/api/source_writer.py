@@ -608,7 +608,7 @@ def _as_array(text: str) -> str:
 
 def _is_equal_in_numpy(eqn: Any) -> bool:
     """Whether an equation is a cast that NumPy computes as XLA does."""
-    if eqn.primitive.name != "convert_element_type":
+    if not {"new_dtype", "weak_type"} <= eqn.params.keys():  # a bitcast has the first alone
         return False
     old, new = eqn.invars[0].aval.dtype, eqn.params["new_dtype"]
     # XLA clips floats that an integer cannot hold.
