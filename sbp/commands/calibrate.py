@@ -254,7 +254,11 @@ def _toml(mesh: Mesh, rates: dict[str, float], links: Sequence[Link]) -> str:
     }
     return "\n".join(
         f"[{title.partition('#')[0]}]\n"
-        + "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in section.items())
+        + "".join(
+            f"{key if key.isascii() and key.isidentifier() else json.dumps(key)} ="
+            f" {json.dumps(value)}\n"
+            for key, value in section.items()
+        )
         for title, section in sections.items()
     )
 

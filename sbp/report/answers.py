@@ -215,8 +215,8 @@ def verdict(why: Why, story: AxisStory) -> str:
         return f"chosen by cost; next best{tried} {atom}, {gap}"
     if why.proved and why.evades:
         return (
-            "the cheapest type that the boxing policy allows; an annotation may convert anyway, and"
-            f" with {atom} the plan takes {gap}"
+            "the cheapest type that the boxing policy allows; an annotation may convert anyway:"
+            f" {atom} is {gap}"
         )
     more = "; an annotation may convert where the policy does not" if why.evades else ""
     # Cheaper, within the gap that the report states.

@@ -84,7 +84,7 @@ def test_a_second_costly_annotation_is_priced_without_the_first():
     lines = ["def program(x, w):", '    h = sbp.replicate(x @ w, "tensor")']
     lines += ['    g = sbp.replicate(jnp.tanh(x @ (2 * w)), "tensor")']
     lines += ["    return (h * 2).sum() + (g @ w).sum()"]
-    said = "the annotations of the warnings above are in neither plan, nor in the helps"
+    said = "sbp computed these prices without the annotations of the warnings above"
     warned = [d for d in report(lines).diagnostics if d.severity == "warning"]
     assert [d.notes for d in warned] == [(), (said,)]
 

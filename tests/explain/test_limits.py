@@ -120,7 +120,7 @@ def test_prices_without_reuse_of_forward_conversions_say_so():
 
     def said(fn, **limits):
         found = diagnosed(fn, (SQUARE, SQUARE), **limits)
-        return [any("leave out reuse" in n for n in d.notes) for d in found if d.helps]
+        return [any("do not count conversions" in n for n in d.notes) for d in found if d.helps]
 
     assert any(said(program, work=0)) and not any(said(program))
 

@@ -384,8 +384,8 @@ def test_a_pin_may_convert_what_the_policy_forbids(source, boxing):
     assert answer.why.proved and answer.why.evades
     assert "the types are proved cheapest" in plan.report().text()
     said = (
-        "on `data` S(1): the cheapest type that the boxing policy allows; with an annotation, which"
-        " may convert anyway, S(0) is -"
+        "on `data` S(1): the cheapest type that the boxing policy allows; an annotation may convert"
+        " anyway: S(0) is -"
     )
     assert said in answer.text(200)
     unproved = explanation(dataclasses.replace(answer.why, proved=False), plan.program.mesh).text(
