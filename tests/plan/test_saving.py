@@ -261,7 +261,7 @@ def test_the_prices_that_a_memory_limit_tries_are_said():
     tight = product(WHOLE / 2)
     count = tight.program.memory_prices
     assert tight.cost.peak_memory_bytes <= WHOLE / 2 and count > fit.HALVINGS
-    assert f"so sbp tried {count} prices per byte of memory" in tight.report().text(400)
+    assert f"sbp tried {count} prices of memory" in tight.report().text(400)
 
 
 def test_the_constraints_are_written_down_once_for_all_prices(monkeypatch):
@@ -280,7 +280,7 @@ def test_the_constraints_are_written_down_once_for_all_prices(monkeypatch):
 @pytest.mark.parametrize("limit", [None, 1e12])
 def test_without_a_limit_that_binds_no_price_is_tried(limit):
     free = product(limit)
-    assert free.program.memory_prices == 0 and "per byte of memory" not in free.report().text(400)
+    assert free.program.memory_prices == 0 and "prices of memory" not in free.report().text(400)
 
 
 def test_the_bound_holds_whatever_the_memory():

@@ -191,9 +191,9 @@ def test_large_programs_fold():
     assert re.search(r"18 annotated tensors\n(.*\n){17} +and 2 more\n", text)
     assert html_facts(report.html()) == facts_of(text) and "made by input x0;" not in text
     assert "made by input x0;" in report.html()  # the folded rows are there
-    assert "more groups" not in Report(program=many(12).program).text(WIDE)
+    assert "more group" not in Report(program=many(12).program).text(WIDE)
     short = Report(program=many(9).program).short().text(WIDE)  # it shows those of eight lines
-    assert re.search(r"and 1 more groups: \d+\.\d (B|KiB) per device", short)
+    assert re.search(r"and 1 more group: \d+\.\d (B|KiB) per device", short)
 
 
 def test_the_layer_that_differs_is_named_first():
