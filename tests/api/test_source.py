@@ -19,6 +19,7 @@ import optax
 import pytest
 
 import sbp
+from sbp._jax import Settings
 from benchmarks.plan_sources import operations
 from tests.fuzz.generate import generate
 from tests.fuzz.oracle import jitted
@@ -357,7 +358,7 @@ def test_draws_under_other_settings_have_no_source():
 
     f, x = sbp.jit(draw, sbp.make_mesh((2,), ("d",))), jnp.ones(8)
     refused("random_.* under another jax.threefry_partitionable", f.plan(x).source)
-    before = jax.config.jax_threefry_partitionable
+    before = Settings.current().threefry_partitionable
     try:
         with jax.threefry_partitionable(False):
             assert_same_program(f.plan(x), [x], compiled=False)
