@@ -19,8 +19,8 @@ import optax
 import pytest
 
 import sbp
-from sbp._jax import Settings
 from benchmarks.plan_sources import operations
+from sbp._jax import Settings
 from tests.fuzz.generate import generate
 from tests.fuzz.oracle import jitted
 from tests.run.programs import CASES, NAMES, arguments, function_of
