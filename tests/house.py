@@ -98,7 +98,7 @@ def parameters_are_few(m: Module) -> Iterator[str]:
         if count > MAX_PARAMETERS and f"{m.path}: {name}" not in WIDE:
             yield (
                 f"{m.path}:{node.lineno}: `{name}` has {count} parameters, at most"
-                f" {MAX_PARAMETERS}: put those that belong together into a frozen dataclass"
+                f" {MAX_PARAMETERS}: put related parameters into a frozen dataclass"
             )
 
 

@@ -107,7 +107,7 @@ def open_run(workdir: Path) -> SavedRun:
 
 
 def _runs_in(folder: Path) -> Iterator[str]:
-    """The folders of runs in a folder, but for those that cannot be read."""
+    """The runs in a folder that can be read."""
     with suppress(OSError):
         for path in folder.iterdir():
             with suppress(SbpError):

@@ -369,9 +369,6 @@ _ONE = ("copies-as-split", "doubled", "missing", "pending")
 is offered."""
 
 
-FUNCTION = "jax.shard_map"
-
-
 class Helper:
     """Tries repairs on a program.
 
@@ -422,13 +419,14 @@ class Helper:
         """The help to pass check_vma=True, alone or with a help that the program needs then, for a
         gradient that no other edit of the source mends."""
         node, region = primary(finding), finding.region
-        checks = function_of(region) != FUNCTION or region.params.get("check_vma", True)
+        function = function_of(region)
+        checks = outs_of(region) == "out_types" or region.params.get("check_vma", True)
         if checks or not node.in_gradient or any(h.clears_all_errors and h.edits for h in found):
             return None
-        after, text = self.checked, f"pass check_vma=True to {FUNCTION}"
+        after, text = self.checked, f"pass check_vma=True to {function}"
         if after is None:
             return None
-        edit = OptionEdit(option="check_vma", value=True, function=FUNCTION)
+        edit = OptionEdit(option="check_vma", value=True, function=function)
         if not self.compared.wrong_of(after.graph):
             return Help(
                 text=text,

@@ -520,7 +520,7 @@ def trace_on_one_device(
     except Exception as error:  # the user's function, which may raise anything on other sizes
         span = _jax.raising_span(error)
         at = f", at {position_text(span.file, span.line)}" if span else ""
-        raise ValueError(f"{reason_of(error)}{at}") from error
+        raise ValueError(f"{reason_of(error).rstrip('.')}{at}") from error
 
 
 def checking_vma(traced: Callable[[Any], Graph]) -> Callable[[Any], Graph]:

@@ -156,7 +156,8 @@ class Program:
 
     def within(self, request: Request) -> "Program | None":
         """The plan as that of a request with budgets; None where they forbid one of its
-        collectives. They may forbid those of the faster plan."""
+        collectives. It has no faster plan, because the budgets may forbid the collectives of that
+        plan."""
         request = replace(self.request, budgets=request.budgets)  # it may recompute
         if any(over_budget(self.block, request)):
             return None

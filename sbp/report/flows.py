@@ -400,9 +400,9 @@ def _caption(sheet: _Sheet) -> str:
         {
             f"the program by {places[sheet.flows.grouping]}, colored by the type on mesh axis"
             f" `{sheet.axis}`. Beside each box are its collectives: they convert the values that it"
-            " reads, or reduce the gradients that it makes. Their bytes are those that one device"
-            " sends per call. An arrow to a box shows the largest value of its own pass that it"
-            " reads. Each partial value has an arrow, too; other values have none."
+            " reads, or reduce the gradients that it makes. The bytes count what one device sends"
+            " per call. An arrow to a box shows the largest value of its own pass that it reads."
+            " Each partial value has an arrow, too; other values have none."
             f" {_costliest(sheet)}": True,
             f"Not drawn: {counted(sheet.left_out, 'place')} with the fewest bytes.": sheet.left_out,
         }

@@ -26,10 +26,7 @@ def neutral(monoid: str, dtype: Any) -> Any:
         case "prod":
             return np.ones((), dtype)
         case "and":
-            signed = jnp.issubdtype(dtype, jnp.signedinteger)
-            return np.array(
-                -1 if signed else True if dtype == np.bool_ else jnp.iinfo(dtype).max, dtype
-            )
+            return np.array(True) if dtype == np.bool_ else np.array(-1).astype(dtype)
         case _ if dtype == np.bool_:
             return np.array(monoid == "min")
         case _:
