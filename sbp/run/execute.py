@@ -215,7 +215,8 @@ class Executable:
         out_avals = [graph.aval(o) for o in graph.outputs]
         passed = [i for i, aval in enumerate(avals) if 0 not in aval.shape]
         # A function may enable 64 bits for a part of itself. JAX would narrow what runs again.
-        wide, settings = graph.has_64_bits(), {_jax.SETTINGS: self._settings}
+        wide = graph.has_64_bits()
+        settings = {_jax.SETTINGS: self._settings}
 
         def body(*shards: Any) -> tuple[Any, ...]:
             given = dict(zip(passed, shards, strict=True))
