@@ -6,7 +6,7 @@
 #   make test [PYTEST_ARGS="-k ..."]    lint, types, import layers, and the cases of the gate
 #                                       (tests/gate.py); docs/testing.md says how to run others
 #   make test-newest                    the tests of what may change with JAX, on a newer Python with the
-#                                       newest supported JAX, where there is one (NEWEST_TESTS=tests: all)
+#                                       newest supported JAX, where there is one (NEWEST_TESTS="tests examples": all)
 #   make test-tpu                       the tests that compile for TPU ahead of time (installs libtpu,
 #                                       large; needs no TPU)
 #   make test-multiprocess [ARGS="..."] the tests that run in two and in four processes of this machine
@@ -41,7 +41,7 @@ NEWEST_EXTRAS ?= test
 NEWEST_INSTALLED := $(NEWEST)/.installed-$(NEWEST_EXTRAS)
 TEST_JOBS ?= 2
 EXHAUSTIVE ?= 1
-SLICED_TESTS = $(shell grep -rl 'pytest.mark.laws' tests --include='test_*.py')
+SLICED_TESTS = $(shell grep -rl 'pytest.mark.laws' tests examples --include='test_*.py')
 
 PYENV := $(HOME)/.pyenv/versions
 PYTHONS := python3.11 python3.12 python3.13 python3 python $(PYENV)/3.11*/bin/python $(PYENV)/3.1[2-9]*/bin/python
@@ -121,7 +121,7 @@ mutants: $(VENV)/.installed build/lines
 
 # The lines and the CPU seconds of all cases, which only Python 3.12 and newer can record quickly.
 build/lines:
-	-$(MAKE) test-newest NEWEST_TESTS=tests NEWEST_EXTRAS=gshard,dev \
+	-$(MAKE) test-newest NEWEST_TESTS="tests examples" NEWEST_EXTRAS=gshard,dev \
 		PYTEST_ARGS="-p tests.mutants.lines --lines=$@ --seconds=build/seconds.tsv"
 
 fuzz: $(VENV)/.installed

@@ -22,6 +22,7 @@ from tokenize import COMMENT, generate_tokens
 
 ROOT = Path(__file__).parents[1]
 LIMITS = ROOT / "tests" / "statements.txt"
+OUTSIDE = ("examples", "tests")
 OTHERS = ("equinox", "optax", "flax")
 
 
@@ -36,12 +37,13 @@ def statements(tree: ast.AST) -> int:
 
 
 def folders() -> dict[str, list[Path]]:
-    """The source files of each folder of `sbp/`, of `sbp` itself, and of all tests."""
+    """The source files of each folder of `sbp/`, of `sbp` itself, of examples and of all tests."""
     found: dict[str, list[Path]] = defaultdict(list)
     for path in sorted((ROOT / "sbp").rglob("*.py")):
         found["/".join(path.relative_to(ROOT).parts[:-1][:2])].append(path)
-    tests = (p for p in sorted((ROOT / "tests").rglob("*.py")) if "jax_tests" not in p.parts)
-    return {**dict(sorted(found.items())), "tests": list(tests)}
+    outside = {name: sorted((ROOT / name).rglob("*.py")) for name in OUTSIDE}
+    outside["tests"] = [p for p in outside["tests"] if "jax_tests" not in p.parts]
+    return dict(sorted(found.items())) | outside
 
 
 def counted() -> dict[str, int]:
@@ -110,14 +112,15 @@ def table() -> Iterator[list[str]]:
     page = (ROOT / "docs" / "constants.md").read_text("utf-8").splitlines()
     judged = [line.split("`")[3] for line in page if "chosen by judgement" in line and "`" in line]
     found = folders()
-    tests = found.pop("tests")
+    outside = {name: found.pop(name) for name in OUTSIDE}
     package = [path for paths in found.values() for path in paths]
     counts = importers(package, ROOT)
     for name, paths in found.items():
         here = {str(path.relative_to(ROOT)) for path in paths}
         yield [name, *row(paths, counts, str(sum(path in here for path in judged)))]
     yield ["all of sbp", *row(package, counts, str(len(judged)))]
-    yield ["tests", *row(tests, importers(tests, ROOT), "")]
+    for name, paths in outside.items():
+        yield [name, *row(paths, importers(paths, ROOT), "")]
     for name in OTHERS:
         spec = find_spec(name)
         for folder in (spec and spec.submodule_search_locations) or ():

@@ -28,7 +28,7 @@ STAGES = {
     "lint": ("lint",),
     "test-all": ("test-all",),
     "laws": ("laws",),
-    "test-newest": ("test-newest", "NEWEST_TESTS=tests", "NEWEST_EXTRAS=gshard,dev"),
+    "test-newest": ("test-newest", "NEWEST_TESTS=tests examples", "NEWEST_EXTRAS=gshard,dev"),
     "test-tpu": ("test-tpu",),
     "test-multiprocess": ("test-multiprocess",),
     "screenshots": ("screenshots",),

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+TEST_FILES = sorted(p for f in ("tests", "examples") for p in (ROOT / f).rglob("test_*.py"))
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = tuple[str, str]

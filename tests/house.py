@@ -174,7 +174,7 @@ PUBLIC = ("sbp", "sbp.errors", "sbp.moe")
 @of_each
 def examples_import_public_names(m: Module) -> Iterator[str]:
     """Examples import of the package only what is `PUBLIC`."""
-    if not m.path.startswith("examples/"):
+    if not m.path.startswith("examples/") or "/tests/" in m.path:
         return
     for name, line in _imported(m.tree):
         public = name in PUBLIC or name.startswith(f"{PUBLIC[-1]}.")
@@ -421,9 +421,10 @@ def witnesses(page: str) -> Iterator[tuple[str, str]]:
     >>> list(witnesses("| x | `tests/a.py`: `test_b`, `test_c`; not measured |"))
     [('tests/a.py', 'test_b'), ('tests/a.py', 'test_c')]
     """
+    named = re.compile(r"`((?:examples/gshard/)?tests/[\w/]+\.py|test_\w+)`")
     for row in page.splitlines():
         file = ""
-        for name in re.findall(r"`(tests/[\w/]+\.py|test_\w+)`", row.rpartition(" | ")[2] or row):
+        for name in named.findall(row.rpartition(" | ")[2] or row):
             if name.startswith("test_"):
                 yield file, name
             else:

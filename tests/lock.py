@@ -35,7 +35,7 @@ from typing import Any
 import pytest
 
 from tests import definitions
-from tests.definitions import ROOT
+from tests.definitions import ROOT, TEST_FILES
 
 FILE = Path(__file__).with_name("lock.json.xz")
 UNLOCKED = ("tests/test_docs.py", "tests/test_gate.py", "tests/test_house.py")
@@ -212,8 +212,7 @@ def main() -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.lock", description=__doc__)
     parser.add_argument("files", nargs="*", metavar="FILE", help="test files")
-    paths = sorted((ROOT / "tests").rglob("test_*.py"))
-    every = [test for path in paths if (test := _relative(path)) not in UNLOCKED]
+    every = [test for path in TEST_FILES if (test := _relative(path)) not in UNLOCKED]
     files = parser.parse_args().files or [t for t in every if not unchanged(ROOT / t)]
     found = {test: entry for test, entry in locked().items() if test in every}
     with ThreadPoolExecutor(2) as pool:

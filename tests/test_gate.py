@@ -130,7 +130,7 @@ def pytest_process(tmp_path):
 
     def start(text, *arguments):
         (tmp_path / "test_x.py").write_text(text)
-        command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-q"]
+        command = [sys.executable, "-m", "pytest", "-p", "conftest", "-q"]
         ours = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_")}
         return subprocess.Popen(
             [*command, *arguments, "--rootdir", str(tmp_path), str(tmp_path / "test_x.py")],

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import size
 from tests import house
+from tests.definitions import TEST_FILES
 from tests.house import (
     NOT_TUNED,
     RULES,
@@ -56,6 +57,7 @@ def test_the_top_level_has_only_what_belongs_there():
         "CONTRIBUTING.md",
         "LICENSE",
         "Makefile",
+        "conftest.py",
     }
     assert found == folders | files
 
@@ -85,8 +87,7 @@ def test_rule_of_another_folder(folder: str, rule: str):
 
 def test_tests_of_which_a_part_runs_are_marked():
     """`make laws` runs the marked ones alone."""
-    tests = (house.ROOT / "tests").rglob("test_*.py")
-    texts = {str(path.relative_to(house.ROOT)): path.read_text("utf-8") for path in tests}
+    texts = {str(path.relative_to(house.ROOT)): path.read_text("utf-8") for path in TEST_FILES}
     taken = [name for name, text in texts.items() if "tests.slices import" in text]
     unmarked = [name for name in taken if "pytest.mark.laws" not in texts[name]]
     assert taken
@@ -96,7 +97,7 @@ def test_tests_of_which_a_part_runs_are_marked():
 def test_names_of_test_modules_are_unique():
     """pytest imports them by their names alone."""
     found: dict[str, list[str]] = defaultdict(list)
-    for path in sorted((house.ROOT / "tests").rglob("test_*.py")):
+    for path in TEST_FILES:
         found[path.name].append(str(path.relative_to(house.ROOT)))
     twice = [f"{', '.join(paths)}: rename all but one" for paths in found.values() if paths[1:]]
     assert not twice, "\n".join(twice)

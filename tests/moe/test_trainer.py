@@ -16,12 +16,12 @@ import pytest
 
 import sbp
 from examples.gshard.machine import make_mesh
+from examples.gshard.tests.runs import MODEL, PLACES, SHAPES, TRAIN, files_of_at_most, restored
 from sbp.moe.checkpoint import Checkpoints, describe, digest_of, fingerprints
 from sbp.moe.config import BOS, ModelConfig, TrainConfig
 from sbp.moe.model import Batch
 from sbp.moe.step import TrainState, init_state, plan_train_step
 from sbp.moe.trainer import Trainer, read_metrics
-from tests.gshard.runs import MODEL, PLACES, SHAPES, TRAIN, files_of_at_most, restored
 from tests.same import refused
 from tests.slices import EXHAUSTIVE
 

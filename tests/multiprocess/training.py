@@ -13,8 +13,8 @@ from rich.console import Console
 
 from examples.gshard.options import parse_args
 from examples.gshard.sources import load
+from examples.gshard.tests.runs import OneDevice, train_on
 from sbp.moe.step import init_state, make_train_step
-from tests.gshard.runs import OneDevice, train_on
 
 STEPS, STOP_AT, FIRST = 5, 3, 2
 """All steps; the one at which two processes are stopped; those that one process does first."""

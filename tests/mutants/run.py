@@ -84,7 +84,7 @@ def failing(checkout: Path, cases: Sequence[Case]) -> str:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
-        for module in [m for m in sys.modules if m.split(".")[0] == "tests"]:
+        for module in [m for m in sys.modules if m.split(".")[0] in ("tests", "conftest")]:
             del sys.modules[module]  # it came from the sound checkout
         files = dict.fromkeys(case.name.split("::")[0] for case in cases)
         arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", *files]
@@ -220,7 +220,7 @@ def _import_libraries() -> None:
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     # The first one sets what JAX reads when it is imported.
-    for name in ("tests.conftest", "jax", "flax.nnx", "optax", "z3"):
+    for name in ("conftest", "jax", "flax.nnx", "optax", "z3"):
         importlib.import_module(name)
 
 

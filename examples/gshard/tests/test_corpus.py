@@ -51,10 +51,10 @@ from examples.gshard.phrases import (
 )
 from examples.gshard.presets import preset
 from examples.gshard.sources import PACKAGES, fetch, language_code, load, read_wheel
+from examples.gshard.tests.runs import MODEL, TRAIN as PLAIN
 from examples.gshard.tokenizer import Tokenizer
 from sbp.moe.checkpoint import describe, differences
 from sbp.moe.config import BOS, EOS, PAD
-from tests.gshard.runs import MODEL, TRAIN as PLAIN
 from tests.moe.test_packing import drawn
 from tests.same import refused
 

@@ -24,7 +24,7 @@ FLAGS = {
         }
     ),
 }
-CACHE = Path(__file__).parents[1] / ".jax_cache"
+CACHE = Path(__file__).parent / ".jax_cache"
 CACHE_BYTES = 2**30
 """The size above which the cache is emptied before a run: a changed program leaves its old entry
 behind."""

@@ -14,13 +14,13 @@ from examples.gshard.config import override
 from examples.gshard.export import export_run, open_run, read_export
 from examples.gshard.options import parse_args
 from examples.gshard.sources import load
+from examples.gshard.tests.runs import QUICK, begin
 from examples.gshard.tokenizer import pad_rows
 from sbp.cli import main
 from sbp.moe.checkpoint import Checkpoints, describe
 from sbp.moe.config import EOS
 from sbp.moe.decode import BeamSearch
 from sbp.moe.step import init_state
-from tests.gshard.runs import QUICK, begin
 from tests.same import refused
 
 RUN = parse_args(

@@ -25,13 +25,7 @@ from examples.gshard.corpus import generate
 from examples.gshard.export import open_run
 from examples.gshard.hosts import between_processes
 from examples.gshard.options import parse_args
-from examples.gshard.tokenizer import Tokenizer
-from examples.gshard.train import StopSignal, train as train_run
-from sbp.errors import SbpError
-from sbp.moe.checkpoint import Checkpoints, describe, saved_steps
-from sbp.moe.step import TrainState
-from sbp.moe.trainer import MetricsLog, read_metrics
-from tests.gshard.runs import (
+from examples.gshard.tests.runs import (
     MODEL,
     NEVER,
     TRAIN,
@@ -44,6 +38,12 @@ from tests.gshard.runs import (
     kill,
     moments,
 )
+from examples.gshard.tokenizer import Tokenizer
+from examples.gshard.train import StopSignal, train as train_run
+from sbp.errors import SbpError
+from sbp.moe.checkpoint import Checkpoints, describe, saved_steps
+from sbp.moe.step import TrainState
+from sbp.moe.trainer import MetricsLog, read_metrics
 from tests.same import refused
 from tests.slices import EXHAUSTIVE
 
@@ -123,7 +123,7 @@ def test_a_disk_that_gets_full_ends_the_run_and_loses_nothing(train, tmp_path):
 
 def test_a_run_that_is_killed_as_it_saves_goes_on_as_if_it_were_not(train, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    command = [sys.executable, "-m", "tests.gshard.runs", str(killed), str(NEVER)]
+    command = [sys.executable, "-m", "examples.gshard.tests.runs", str(killed), str(NEVER)]
     train(whole, 4)  # fills the cache of compiled programs, which a kill must not damage
     kill(command, {}, killed, Moment("begun", 0.02))
     steps = max([0, *saved_steps(killed / "checkpoints")]) + 5
