@@ -423,8 +423,8 @@ class Diagnostic:
         )
 
 
-LONGEST_WORD = 1000
-"""Characters of a word that an error repeats: paths are shorter."""
+LONGEST_WORD = 4096
+"""Characters of a word that an error repeats: no path is longer (`PATH_MAX` of Linux)."""
 
 
 def short_words(text: str) -> str:
