@@ -232,7 +232,7 @@ def _token(eqn: Any, place: Placed) -> Any:
         ),
         *map(_body_token, params.get("branches", inner.jaxprs)),
         *(_text(v.val) for v in eqn.invars if is_literal(v)),
-        *(f"{v.aval} {getattr(v.aval, 'weak_type', False)}" for v in (*eqn.invars, *eqn.outvars)),
+        *(v.aval for v in (*eqn.invars, *eqn.outvars)),
     )
 
 
