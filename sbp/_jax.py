@@ -497,12 +497,12 @@ _WITHOUT_MESH = next(
 """What stands in the key where the context has no mesh: None, or an empty mesh."""
 
 
-def trace_key() -> Any:
+def trace_key(mesh: Mesh | AbstractMesh) -> Any:
     """Everything in JAX's configuration that changes what a function traces to: the key of its own
-    caches. A mesh of the context without Explicit axes changes nothing, and is left out."""
-    key = config.trace_context()
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or AxisType.Explicit in mesh.axis_types:
+    caches. A mesh of the context is left out if sbp hides it from the function, that is, if it has
+    other axes than the mesh of the plan and no Explicit ones."""
+    key, context = config.trace_context(), jax.sharding.get_abstract_mesh()
+    if context.shape_tuple in ((), mesh.shape_tuple) or AxisType.Explicit in context.axis_types:
         return key
     return tuple(_WITHOUT_MESH if isinstance(part, AbstractMesh) else part for part in key)
 

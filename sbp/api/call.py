@@ -342,7 +342,8 @@ class CallSignature(Leaves):
             self.check_structure(given)
         pairs = zip(self.leaves, given.leaves, self.key[1], given.key[1], strict=True)
         for own, other, mine, theirs in pairs:
-            if mine != theirs or own.partial != other.partial:
+            # Whether the function sees that an argument is in host memory does not matter here.
+            if mine[:-1] != theirs[:-1] or own.partial != other.partial:
                 raise SbpError(
                     f"input {own.name} is {other.description}, but the plan takes"
                     f" {own.description}; {_INSTEAD}"
@@ -361,7 +362,7 @@ def quick_key(
     if any(options.parameters.static) or not all(isinstance(x, jax.Array) for x in leaves):
         return None
     avals, shardings = tuple([x.aval for x in leaves]), tuple([x.sharding for x in leaves])
-    return tree, avals, shardings, mesh, _jax.trace_key()
+    return tree, avals, shardings, mesh, _jax.trace_key(mesh)
 
 
 def function_name(fn: Callable[..., Any]) -> str:
@@ -463,7 +464,7 @@ class CallReader:
                 for static in (statics, static_kwargs)
             ),
             tuple(leaf.demand for leaf in leaves),
-            _jax.trace_key(),
+            _jax.trace_key(self.mesh),
         )
         return (
             CallSignature(

@@ -89,6 +89,7 @@ def emit(holding: Holding) -> tuple[str, dict[str, Any]]:
         "in_shardings": f"shardings({_specs(executable.in_shardings)})",
         "out_shardings": f"shardings({_specs(executable.out_shardings)})",
         **({"donate_argnums": str(donated)} if donated else {}),
+        **{k: repr(x) for k in ("keep_unused", "compiler_options") if (x := executable.options[k])},
     }
     run = ["run = jax.jit(", f"    {flat},", *(f"    {k}={v}," for k, v in options.items()), ")"]
     named = f"{{{', '.join(f'{k!r}: {k}' for k in keys)}}}" if plain else "named"

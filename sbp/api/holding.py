@@ -135,8 +135,9 @@ class Holding:
         leaf, program = self.signature.leaves[position], self.executable.program
         aval, name = leaf.aval, f"input {leaf.name}"
         sharding, held = self.users_shardings[position], self.inputs.get(position)
+        is_here = isinstance(x, Padded) and self._is_here(x, position)
         if isinstance(x, Padded):
-            x = x.parts if self._is_here(x, position) else x.full()
+            x = x.parts if is_here else x.full()
         if isinstance(x, Partial) or not (np.ndim(x) or isinstance(x, jax.Array)):
             return x  # a number of Python keeps its weak type
         if shape_of(x, name).dtype != aval.dtype:
@@ -145,7 +146,7 @@ class Holding:
                 TypeError,
             )
         padding = Padding.of(aval.shape, program.input_types[position], program.mesh.axes)
-        if tuple(np.shape(x)) == padding.padded_shape:  # the whole array, maybe padded
+        if is_here or tuple(np.shape(x)) == padding.padded_shape == aval.shape:
             parts = place_array(x, sharding)
         else:
             parts = of_process(x, padding, sharding, name)

@@ -67,6 +67,7 @@ from sbp.limits import BOXING, POLICIES, Budget, Policy, Remat
 from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.plan.saved import paths_of_plans
 from sbp.report.report import Report
+from sbp.run.arrays import Padded, Partial
 from sbp.run.execute import own_mesh
 from sbp.sizes.scope import symbolic_in
 from sbp.trace.graph import Graph
@@ -118,7 +119,7 @@ class Jitted:
     def __init__(
         self, fn: Callable[..., Any], mesh: Mesh | AbstractMesh | None, options: JitOptions
     ) -> None:
-        functools.update_wrapper(self, fn)
+        functools.update_wrapper(self, fn, updated=())
         self._fn, self._mesh, self.options, self.name = fn, mesh, options, function_name(fn)
         self._on: Callable[[Mesh | AbstractMesh], CallReader] = functools.cache(
             lambda mesh: CallReader(fn, mesh, options)
@@ -208,13 +209,16 @@ class Jitted:
             reader = self._on(mesh)
             signature, leaves = reader.read(args, kwargs)
             key = around, signature.key
-            found = self._composed.get(key) or composed(
-                Jitted,
-                reader,
-                signature,
-                functools.partial(self._plan_of, reader, signature),
-                around,
-            )
+            if any(isinstance(x, Partial | Padded) for x in leaves):
+                found = "takes sbp.Partial or sbp.Padded inside a transformation"
+            else:
+                found = self._composed.get(key) or composed(
+                    Jitted,
+                    reader,
+                    signature,
+                    functools.partial(self._plan_of, reader, signature),
+                    around,
+                )
             if not isinstance(found, str):
                 if len(self._composed) >= MOST_PLANS:
                     self._composed.clear()  # they come back with the next calls
@@ -237,8 +241,18 @@ class Jitted:
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """The first stage: the program as a graph, and the request that its plan is made from. It
         has the attributes of a `jax.stages.Traced`, too."""
-        numbers, names = self.options.parameters.static
-        jitted = jax.jit(self, static_argnums=numbers, static_argnames=names)
+        (numbers, names), (taken, taken_names) = (
+            self.options.parameters.static,
+            self.options.parameters.donated,
+        )
+        jitted = jax.jit(
+            self,
+            static_argnums=numbers,
+            static_argnames=names,
+            donate_argnums=taken,
+            donate_argnames=taken_names,
+            compiler_options=self.options.compiler_options,
+        )
         return replace(
             traced_call(*self._read(args, kwargs)),
             staged=functools.partial(jitted.trace, *args, **kwargs),
@@ -359,6 +373,15 @@ class JittedMethod:
     def __dir__(self) -> Iterable[str]:
         return {*super().__dir__(), *dir(self.__func__)}
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both are one function of one object, as for methods of Python."""
+        if not isinstance(other, JittedMethod):
+            return NotImplemented
+        return self.__func__ is other.__func__ and self.__self__ is other.__self__
+
+    def __hash__(self) -> int:
+        return hash((self.__func__, id(self.__self__)))
+
 
 _NO_FUNCTION: Any = object()
 
@@ -437,8 +460,9 @@ def jit(
         the axis types of the mesh. On the Auto axes of `sbp.make_mesh`, plain JAX code takes them.
         On the Explicit axes of `jax.make_mesh`, JAX refuses operations on them whose sharding is
         ambiguous, such as `x[tokens]`.
-      in_types: pytree prefixes of types, one per non-static positional argument; None leaves inputs
-        free (arrays that carry a NamedSharding on this mesh keep it). An entry may also be a
+      in_types: pytree prefixes of types, one per non-static positional argument. An entry None
+        leaves inputs free. Without `in_types`, arrays that carry a NamedSharding on this mesh keep
+        it, and the others are free. An entry may also be a
         function of a leaf's path and shape, `sbp.fully_sharded(..)`, or a dict of entries by
         patterns of paths: `{"blocks/*/qkv": "model:S(1)"}`. One such dict may stand for all
         arguments.

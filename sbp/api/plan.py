@@ -382,7 +382,7 @@ class Plan:
         args, kwargs = jax.tree.unflatten(ins, executable.shapes)
 
         def program(*args: Any, **kwargs: Any) -> Any:
-            return jax.tree.unflatten(outs, executable.jitted(*jax.tree.leaves((args, kwargs))))
+            return jax.tree.unflatten(outs, executable.inner_jit(*jax.tree.leaves((args, kwargs))))
 
         program.__name__ = self._reader.name
         jitted = jax.jit(program, out_shardings=self.out_shardings)
@@ -427,7 +427,7 @@ class Plan:
         >>> [line for line in text.splitlines() if " = 2.0 * x" in line]
         ['    mul = 2.0 * x  # B, at <doctest sbp.api.plan.Plan.source[1]>:1']
         """
-        if _jax.trace_key() != self._signature.key[-1]:
+        if _jax.trace_key(self._reader.mesh) != self._signature.key[-1]:
             raise SbpError(
                 "plan.source runs under the settings of JAX that the plan was made under, such as"
                 " jax.enable_x64; call it there"
@@ -497,7 +497,7 @@ class Plan:
         """The flat results for flat arrays, inside a transformation of JAX."""
         if _jax.is_staged(flat):
             with _jax.without_context_mesh():
-                return list(self._executable.jitted(*flat))
+                return list(self._executable.inner_jit(*flat))
         return jax.tree.leaves(self._run(flat))
 
     def _refuse_abstract_mesh(self) -> None:

@@ -89,7 +89,12 @@ def tied_outputs(signature: CallSignature, results: Leaves) -> tuple[tuple[int, 
             each = list(zip(returned, taken, strict=False))
             if result == tree and all(outs[o] == ins[i] for o, i in each):
                 left.remove((result, returned))
-                pairs += [(o, i) for o, i in each if results.leaves[o].is_free]
+                pairs += [
+                    (o, i)
+                    for o, i in each
+                    # A result is not partial unless that is asked of it.
+                    if results.leaves[o].is_free and signature.leaves[i].partial is None
+                ]
                 break
     return tuple(pairs)
 

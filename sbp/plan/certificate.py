@@ -10,7 +10,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from sbp import _jax
 from sbp.infer.choose import JOINT_ENTRIES, Problem
 from sbp.infer.cost import row_seconds
 from sbp.infer.flow import Decision
-from sbp.infer.request import JOINT_AXES
+from sbp.infer.request import JOINT_AXES, Request
 from sbp.infer.rows import NdRow
 from sbp.infer.space import LOCAL, Codes, Step
 from sbp.infer.typing import Typing
@@ -178,9 +178,9 @@ class _CertifiedProblem(Problem):
     """The costs of a program's typings. The typing of the plan is among them, even if the choice of
     types left out one of its rows."""
 
-    def __init__(self, typing: Typing, shares: Mapping[int, float]) -> None:
+    def __init__(self, typing: Typing, request: Request, shares: Mapping[int, float]) -> None:
         self.typing = typing
-        super().__init__(typing.request, 0.0, frozenset(), shares)
+        super().__init__(request, 0.0, frozenset(), shares)
 
     def _priced_rows(self, node: Node, in_loop: bool) -> tuple[tuple[NdRow, ...], np.ndarray]:
         rows, seconds = super()._priced_rows(node, in_loop)
@@ -191,17 +191,16 @@ class _CertifiedProblem(Problem):
         price = row_seconds(request.graph, node, own, request.mesh, request.memory_shares)
         return (*rows, own), np.append(seconds, price)
 
-    def states(self) -> tuple[int, ...]:
+    def states(self) -> tuple[int, ...] | None:
         """The state of each variable: that of the typing, and where the typing has none, the
-        cheapest one beside it."""
+        cheapest one beside it. None where the budgets of the request forbid the typing."""
         fixed = CostGraph(list(self.costs.unary), self.costs.pairs, self.costs.places)
         for number, decision in enumerate(self.request.flow.decisions):
             options, own = self.rows.get(number) or self.types[number], self.typing.choice(decision)
             is_own = np.array([option == own for option in options], dtype=bool)
             fixed.add_unary(number, np.where(is_own, 0.0, np.inf))
         found = solve(fixed)
-        assert found is not None, "the typing of a plan has a finite cost"
-        return found.states
+        return None if found is None else found.states
 
 
 def costs(program: Program, writer: ProgramWriter) -> dict[str, Any] | None:
@@ -216,10 +215,18 @@ def costs(program: Program, writer: ProgramWriter) -> dict[str, Any] | None:
     if len(request.axes) > JOINT_AXES:
         return None
     again = repeated_values(request.graph)[0]
-    problem = _CertifiedProblem(typing, dict.fromkeys(again if program.removed else (), 0.0))
-    if problem.entries > JOINT_ENTRIES:
+    shares = dict.fromkeys(again if program.removed else (), 0.0)
+    # A plan may keep budgets that forbid one of its conversions, if the conversion is the same as
+    # one for an earlier reader. The bound is then that without budgets.
+    wanted = (request, replace(request, budgets=()))
+    problems = (_CertifiedProblem(typing, each, shares) for each in wanted)
+    problem, states = next(
+        ((p, s) for p in problems if p.entries <= JOINT_ENTRIES and (s := p.states()) is not None),
+        (None, ()),
+    )
+    if problem is None:
         return None
-    graph, states, flow = problem.costs, problem.states(), request.flow
+    graph, flow = problem.costs, request.flow
     bound, moved = dual_of(graph)
     ends = ((e.variable, writer.value(v), e.column) for v, e in flow.makers.items())
     made = group_by(ends, lambda end: end[0])

@@ -23,6 +23,7 @@ from sbp.plan.program import Program
 from sbp.plan.saved import digests
 from sbp.run.boxing import split_axes, without_padding
 from sbp.run.interpret import Interpreter, Tracing
+from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import Constant, Graph
 from sbp.types import NdSbp, Split
 
@@ -173,17 +174,20 @@ class Executable:
         self.out_shardings = tuple(NamedSharding(mesh, s, memory_kind=k) for s, k in placed)
         # A host callback is lowered with the mesh of the body, and JAX wants one mesh in a program.
         # So the results move to the user's mesh after the program.
-        self._rehome = any(node.op.endswith("_callback") for node in graph.walk())
+        bodies = [n.params["body"] for n in graph.walk() if n.op == SHARD_MAP]
+        self._rehome = any(
+            node.op.endswith("_callback") for part in (graph, *bodies) for node in part.walk()
+        )
         leaving = (
             tuple(NamedSharding(self.inner, s, memory_kind=k) for s, k in placed)
             if self._rehome
             else self.out_shardings
         )
-        self.jitted = jax.jit(
-            self._whole(in_specs, out_specs),
-            in_shardings=self.in_shardings,
-            out_shardings=leaving,
-            **options,
+        whole = self._whole(in_specs, out_specs)
+        # Options of XLA belong to the outermost `jax.jit`, which the second one has around it.
+        self.jitted, self.inner_jit = (
+            jax.jit(whole, in_shardings=self.in_shardings, out_shardings=leaving, **each)
+            for each in (options, {})
         )
         self._specs = in_specs, out_specs
         self._compiled: Any = None

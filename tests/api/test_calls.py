@@ -180,10 +180,39 @@ def test_methods(mesh):
         assert "jit_apply" in model.sbp_call.lower(X).as_text()
         assert model.sbp_call.trace(X).request.graph.input_names == ("self.w", "x")
         model.sbp_call.clear_cache()
+    assert model.constant == model.constant and {model.constant: 1}[model.constant]
+    assert model.constant != Model(model.w).constant
     assert model.sbp_call.__name__ == "apply" and isinstance(Model.sbp_call, sbp.Jitted)
 
 
+def test_attributes_of_the_function_hide_no_method(mesh):
+    fn = lambda x: x * 2
+    vars(fn)["plan"] = "an attribute"
+    assert_same_results(X * 2, sbp.jit(fn, mesh).plan(X)(X))
+
+
+def test_a_function_that_reads_the_mesh_of_the_context(mesh):
+    f = sbp.jit(lambda x: x * (2 if jax.sharding.get_abstract_mesh().empty else 3), mesh)
+    assert_same_results(X * 2, f(X))
+    with jax.set_mesh(mesh):
+        assert_same_results(X * 3, f(X))
+
+
 # ---- inside other transformations ---------------------------------------------------------------
+
+
+def test_compiler_options_inside_another_jit(mesh, tmp_path):
+    f = sbp.jit(lambda x: x * 2, mesh, compiler_options={"xla_cpu_enable_fast_math": False})
+    assert_same_results(X * 2, jax.jit(f)(X))
+    assert_same_results(X * 2, f.trace(X).lower().compile()(X))
+    f.plan(X).export(tmp_path / "artifact")
+    assert "compiler_options={'xla_cpu_enable_fast_math': False}" in f.plan(X).source()
+
+
+def test_padded_arrays_inside_another_jit(mesh):
+    held = sbp.Padded.of(np.ones((13, 8), np.float32), "x:S(0)", mesh)
+    with pytest.warns(sbp.SbpWarning, match=r"nested-jit: .*takes sbp\.Partial or sbp\.Padded"):
+        assert jax.jit(sbp.jit(lambda x: x * 2, mesh, in_types="y:S(1)"))(held).shape == (13, 8)
 
 
 OUTER = {

@@ -279,6 +279,10 @@ WRONG_PLACES: dict[str, Any] = {
         (np.ones((12, 7), np.float32),),
         "input w: .* pass the whole array, of shape \\(13, 7\\)",
     ),
+    "the padded shape": (
+        (np.ones((14, 7), np.float32),),
+        "input w: .* pass the whole array, of shape \\(13, 7\\)",
+    ),
     "another dtype": ((W.astype(np.int32),), "input w is int32, but the plan takes float32"),
     "a shape": ((jax.ShapeDtypeStruct((13, 7), np.float32),), "input w is a ShapeDtypeStruct"),
     "no array": (("text",), "input w is not an array"),

@@ -276,7 +276,9 @@ def test_numpy_arrays_go_where_they_are_asked():
     result = fn(A)
     np.testing.assert_array_equal(result, A * 2)
     assert result.sharding.memory_kind == "device"
-    assert fn.plan(A).in_shardings[0].memory_kind == "pinned_host"
+    plan = fn.plan(A)
+    assert plan.in_shardings[0].memory_kind == "pinned_host"
+    np.testing.assert_array_equal(plan(*plan.place(A)), A * 2)
 
 
 def test_an_array_on_one_device_is_moved_within_host_memory():

@@ -165,6 +165,19 @@ def test_certificates_hold(certificates_on, sizes):
     assert outside == 0 and padded > 0 and np.median(gaps) < 1e-6
 
 
+def test_budgets_that_hold_since_readers_share_a_gather(folder):
+    """No typing keeps this budget by itself: the backward pass reads a whole weight."""
+    norm = lambda w, x: ((jnp.tanh(x @ w[0]) @ w[1]) ** 2).sum()
+    w = [jax.ShapeDtypeStruct((64, 64), np.float32)] * 2
+    budgets = [sbp.forbid("all_gather", where="backward")]
+    gradient = sbp.jit(
+        jax.grad(norm), sbp.make_mesh((2, 4), NAMES[:2]), "data:S(0)", budgets=budgets
+    )
+    gradient.plan(w, jax.ShapeDtypeStruct((4096, 64), np.float32)).certificate(folder / "two.json")
+    costs = certify.certify(json.loads((folder / "two.json").read_text()))[2]
+    assert costs.bound <= costs.seconds * (1 + 1e-9)
+
+
 # ---- forgeries ----------------------------------------------------------------------------------
 # Each changes one thing of a certificate. `--program` compares with the true one, so that a
 # certificate of another program counts as forged.

@@ -116,6 +116,8 @@ def test_partial_in_and_out(mesh):
     np.testing.assert_allclose(p.reduce(), GRID @ GRID, rtol=1e-6)
     g = sbp.jit(lambda p: p * 2, mesh, in_types=("y:P(sum)",))
     np.testing.assert_allclose(g(p), 2 * (GRID @ GRID), rtol=1e-6)
+    h = sbp.jit(lambda d: {"p": d["p"] * 2}, mesh, in_types="y:P(sum)")
+    np.testing.assert_allclose(h({"p": p})["p"], 2 * (GRID @ GRID), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -637,6 +639,14 @@ def test_constants_on_explicit_axes():
     f = lambda x: x + table + jax.random.normal(key, (8,))
     want = np.arange(8) + jax.random.normal(jax.random.key(3), (8,))
     np.testing.assert_allclose(sbp.jit(f, explicit)(np.zeros(8, np.float32)), want, rtol=1e-6)
+
+
+def test_a_callback_in_a_region_on_explicit_axes():
+    shape, thrice = jax.ShapeDtypeStruct((1,), np.float32), lambda x: np.asarray(x) * 3
+    each = lambda x: jax.pure_callback(thrice, shape, x, vmap_method="sequential")
+    region = sbp.manual(each, in_types="x:S(0)", out_types="x:S(0)")
+    got = sbp.jit(region, jax.make_mesh((8,), ("x",)))(np.ones(8, np.float32))
+    np.testing.assert_array_equal(got, np.full(8, 3))
 
 
 def test_constant_keys_are_split():
