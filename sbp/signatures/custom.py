@@ -394,7 +394,9 @@ def _parsed(rows: Any) -> tuple[Row, ...]:
             'rows= must be a list of rows, such as ["S(0) -> S(0)"], or a function from an Op to'
             f" one, got {show(rows)}"
         )
-    return tuple(r if isinstance(r, Row) else parse_row(r) for r in rows)
+    parsed = (r if isinstance(r, Row) else parse_row(r) for r in rows)
+    # The order of a set differs between processes.
+    return tuple(sorted(parsed, key=str) if isinstance(rows, AbstractSet) else parsed)
 
 
 def _make_way(name: str, replace: bool) -> None:

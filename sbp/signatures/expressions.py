@@ -153,7 +153,11 @@ def text_of(value: Any) -> str:
             return "bool" if name == "bool" else f"jnp.{name}"
         case np.generic() | np.ndarray() if np.ndim(value) == 0:
             return text_of(value.item())
-        case np.ndarray() if value.size <= LITERAL_ELEMENTS and value.dtype.kind in "biufc":
+        case np.ndarray() if (
+            value.size <= LITERAL_ELEMENTS
+            and value.dtype.kind in "biufc"
+            and np.isfinite(value).all()
+        ):
             return f"np.array({value.tolist()}, {text_of(value.dtype)})"
         case _:
             raise no_source(show(value))

@@ -126,7 +126,8 @@ def rows_without(op: Op, dims: Collection[int], contract: str | None = None) -> 
 def admissible(dtype: np.dtype) -> tuple[str, ...]:
     """The monoids under which values of a dtype can be partial.
 
-    Numbers have `sum` and `prod`, real numbers also `max` and `min`, integers also `and` and `or`.
+    Numbers have `sum` (unless they have no 0) and `prod`, real numbers also `max` and `min`,
+    integers also `and` and `or`.
     Booleans have only `and` and `or`; keys have none.
 
     >>> admissible(np.dtype(bool))
@@ -138,7 +139,8 @@ def admissible(dtype: np.dtype) -> tuple[str, ...]:
         return ("and", "or")
     ordered = () if jnp.issubdtype(dtype, np.complexfloating) else ("max", "min")
     bits = ("and", "or") if jnp.issubdtype(dtype, np.integer) else ()
-    return ("sum", *ordered, "prod", *bits)
+    added = ("sum",) if np.zeros((), dtype) == 0 else ()  # float8_e8m0fnu has no 0
+    return (*added, *ordered, "prod", *bits)
 
 
 def monoid_refusal(dtype: Any, atom: Atom, mesh_axis: str) -> str:

@@ -507,8 +507,9 @@ def _hoist(
     constants = {node.outputs[0]: made(node.outputs[0]) for node in hoisted}
     # Nor do the nodes stay that moved elements for those that are hoisted.
     left = [node for node in body.nodes if node not in hoisted]
-    nodes = without_unread(left, set(body.outputs), lambda node: bool(traits_of(node.op).carries))
-    read = {*body.outputs, *(o for n in nodes for o in n.inputs)}
+    kept = {*asked, *body.outputs}
+    nodes = without_unread(left, kept, lambda node: bool(traits_of(node.op).carries))
+    read = {*kept, *(o for n in nodes for o in n.inputs)}
     body = replace(body, nodes=tuple(nodes))
     return writer.nodes, with_body_constants(loop, body, read, constants)
 

@@ -51,7 +51,7 @@ class Traits:
       reduces: the monoid by which the operator joins elements of its operand, such as `sum`.
       scatters: the monoid by which the operator joins updates to its first operand.
       scales: how the results of the function f change when operands are multiplied by a constant c.
-          `together`: f(c x, c y) = c f(x, y), for all operands that are not indices. `each`:
+          `together`: f(c x, c y) = c f(x, y), for c > 0 and operands that are no indices. `each`:
           f(c x, y) = f(x, c y) = c f(x, y), for the first two operands. `ratio`: f(c x, y) =
           c f(x, y) and f(x, c y) = f(x, y) / c. `power`: f(c x) = c**y f(x), where y is the
           parameter `y`, or 2 without one. `root`: f(c**2 x) = c f(x). `compared`: f(c x, c y) =

@@ -245,7 +245,14 @@ def test_inspection_of_a_tree_in_a_scan_and_of_a_constant():
         return jax.lax.scan(body, jnp.zeros(8), x)[0]
 
     np.testing.assert_allclose(sbp.jit(fn, MESH, in_types="y:S(1)")(XS), XS.sum(0))
-    assert len(found) == 3 and all(len(s.spec) <= 2 for s in found)
+    w = jnp.ones((8, 8))
+
+    def product(c, _):
+        jax.debug.inspect_array_sharding(w, callback=found.append)
+        return c @ w.astype(jnp.bfloat16), None  # this cast stands ahead of the loop
+
+    sbp.jit(lambda c: jax.lax.scan(product, c, length=2)[0], MESH)(XS.astype(jnp.bfloat16))
+    assert len(found) == 4 and all(len(s.spec) <= 2 for s in found)
 
 
 @pytest.mark.parametrize(

@@ -479,11 +479,24 @@ SPLIT = {
     "rows": doubled(),
     "blocks of two rows": doubled(rows=2),
     "scratch memory, in any order": doubled(scratch_shapes=SCRATCH, compiler_params=IN_ANY_ORDER),
+    "declared pure": doubled(
+        compiler_params=pltpu.CompilerParams(has_side_effects=pltpu.SideEffectType.PURE)
+    ),
     "a batch of kernels": jax.vmap(doubled()),
     "in place": doubled(input_output_aliases={0: 0}),
 }
 WHOLE = {
     "scratch memory, in order": doubled(scratch_shapes=SCRATCH),
+    "two grid dims, and a word about one": pl.pallas_call(
+        lambda x, y, scratch: y.__setitem__(..., x[...] * 2),
+        jax.ShapeDtypeStruct((8, 12), jnp.float32),
+        grid=(8, 1),
+        in_specs=[pl.BlockSpec((1, 12), lambda i, j: (i, j))],
+        out_specs=pl.BlockSpec((1, 12), lambda i, j: (i, j)),
+        scratch_shapes=SCRATCH,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
+        interpret=True,
+    ),
     "its place": doubled(body=lambda x: pl.program_id(0)),
     "its place in a branch": doubled(
         body=lambda x: jax.lax.cond(x[0, 0] > 9, lambda: pl.program_id(0), lambda: 0)

@@ -93,7 +93,8 @@ def independent_dims(params: dict[str, Any]) -> tuple[tuple[GridDim, ...], str]:
     grid_mapping, equations = params["grid_mapping"], [*_equations(params["jaxpr"])]
     if grid_mapping.num_dynamic_grid_bounds or params.get("mesh") is not None:
         return (), "the size of the kernel's grid is not known, or the grid is a mesh of cores"
-    if getattr(params.get("compiler_params"), "has_side_effects", False) or any(
+    effects = getattr(params.get("compiler_params"), "has_side_effects", False)
+    if getattr(effects, "name", effects) not in (False, "PURE") or any(
         eqn.primitive.name.startswith(_KEEPS_STATE) for eqn in equations
     ):
         return (), "the kernel has side effects, or depends on the device that runs it"
@@ -140,7 +141,8 @@ def _forgets(params: dict[str, Any], grid_dim: int) -> bool:
     if not params["grid_mapping"].num_scratch_operands:
         return True
     semantics = getattr(params.get("compiler_params"), "dimension_semantics", None)
-    said = semantics[grid_dim] if semantics else ""
+    # Pallas checks how many there are only for TPU.
+    said = semantics[grid_dim] if semantics and grid_dim < len(semantics) else ""
     return getattr(said, "name", said).lower() == "parallel"
 
 
