@@ -87,7 +87,6 @@ CASES = {
         (lambda x: lax.argmax(x, 0, np.int32), (f(5, 3),)),
     ],
     "top_k": [(lambda x: lax.top_k(x, 3), (i(4, 11, low=0, high=4),))],
-    "sort": [(lambda x, y: lax.sort((x, y), dimension=0), (i(11, 4, low=0, high=4), f(11, 4)))],
     "rev": [(lambda x: lax.rev(x, (0, 1)), (f(7, 5),))],
     "concatenate": [(lambda x, y: jnp.concatenate([x, y]), (f(7, 4), f(5, 4)))],
     "pad": [

@@ -259,8 +259,8 @@ def fold(combine: Combine, xs: Sequence[Any], dim: int, real: Any = None) -> lis
 
 
 # ---- searches and sorts -------------------------------------------------------------------------
-# `argmax`, `argmin`, `top_k` and `sort`. Along a split dim, each device searches or sorts its own
-# shard, and the devices compare their results.
+# `argmax`, `argmin`, `top_k` and `sort`. Along a split dim, each device searches its own shard, and
+# the devices compare their results; a sorted dim does not split.
 
 
 _NOWHERE = np.int32(np.iinfo(np.int32).max)
@@ -372,82 +372,10 @@ def _top_k(op: Op) -> Sequence[Row]:
 # ---- sort ---------------------------------------------------------------------------------------
 
 
-def _network(n: int) -> list[tuple[int, int]]:
-    """The stages of Batcher's bitonic sorting network on n = 2**k places, as pairs: the size of the
-    runs, and the distance between partners."""
-    return [(2**k, 2**j) for k in range(1, n.bit_length()) for j in reversed(range(k))]
-
-
-@along(lambda params, _: params["dimension"])
-def _sort_local(
-    ctx: LocalContext, args: Sequence[Any], dim: int, axes: Sequence[tuple[str, int]]
-) -> list[Any]:
-    """Sorts shards, then merges and splits pairs of shards along a sorting network.
-
-    Padding sorts last. Equal keys are in the order of their indices, as in a stable sort.
-    """
-    ((axis, n),) = axes
-    keys, size = ctx.params["num_keys"], args[0].shape[dim]
-    place = lax.broadcasted_iota(jnp.int32, args[0].shape, dim)
-    is_padding = (place >= ctx.in_extent(0, dim)).astype(jnp.int32)
-    first = [] if isinstance(ctx.in_extent(0, dim), int) else [is_padding]
-    operands = [*first, *args[:keys], place + ctx.in_offset(0, dim), *args[keys:]]
-
-    def ordered(values: Sequence[Any]) -> list[Any]:
-        return list(bind_with(ctx, values, num_keys=len(first) + keys + 1, is_stable=False))
-
-    operands = ordered(operands)
-    me = lax.axis_index(axis)
-    for run, distance in _network(n):
-        theirs = [ctx.permute(x, axis, [(i, i ^ distance) for i in range(n)]) for x in operands]
-        merged = ordered(
-            [lax.concatenate(pair, dim) for pair in zip(operands, theirs, strict=True)]
-        )
-        low = ((me & run) == 0) == ((me & distance) == 0)
-        operands = [
-            jnp.where(
-                low,
-                lax.slice_in_dim(x, 0, size, axis=dim),
-                lax.slice_in_dim(x, size, 2 * size, axis=dim),
-            )
-            for x in merged
-        ]
-    own = operands[len(first) :]
-    return [*own[:keys], *own[keys + 1 :]]
-
-
-def _sort_sends(op: Op, row: Row) -> tuple[Sent, ...]:
-    """Each stage of the network sends the whole shard of every operand to a partner."""
-    dim, n = op.params["dimension"], op.axis_size
-    size = op.ins[0].shape[dim]
-    elements = -(-size // n) * (op.ins[0].size // size)
-    # With each element go its index and, where shards are uneven, whether it is padding.
-    itemsize = sum(_jax.itemsize(a.dtype) for a in op.ins) + 4 + (0 if op.divides(size) else 4)
-    count = len(_network(n))
-    return (Sent("permute", count * elements * itemsize, count * (len(op.ins) + 1)),)
-
-
-@rule(
-    "sort",
-    traits=Traits(moves=True, scales="together", orderless=True),
-    local=_sort_local,
-    kernels=(
-        Kernel(
-            name="sorting_network",
-            summary="shards are merged and split along a bitonic network",
-            sends=_sort_sends,
-            nests=False,
-        ),
-    ),
-)
+@rule("sort", traits=Traits(moves=True, scales="together", orderless=True), local=bind_with)
 def _sort(op: Op) -> Sequence[Row]:
-    """Other dims split; the sorted dim splits over 2**k devices with the kernel
-    `sorting_network`."""
-    axis = int(op.params["dimension"])
-    is_network = op.axis_size & (op.axis_size - 1) == 0 and 0 not in op.ins[0].shape
-    ins, outs = ((Split(axis),) * len(side) for side in (op.ins, op.outs))
-    along = [Row(ins, outs, kernel="sorting_network")] if is_network else []
-    return [*rows_beside(op, [axis]), *along, *_moved_along(op)]
+    """Other dims split."""
+    return [*rows_beside(op, [int(op.params["dimension"])]), *_moved_along(op)]
 
 
 def _moved_along(op: Op) -> list[Row]:
