@@ -1,16 +1,12 @@
-"""Counters of threefry in arrays of more than 2**32 elements, of which only shards are made, and
-words of the Philox stream: they equal those of `rng_bit_generator`."""
+"""Counters of threefry in arrays of more than 2**32 elements, of which only shards are made."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.random import threefry_prng_impl  # noqa: TID251  (JAX's own counters)
-from samples import equation, rows, u
 
 import sbp
-from sbp.signatures.families.random import counters, words
-from sbp.signatures.laws.oracle import Oracle
+from sbp.signatures.families.random import counters
 
 
 def words_of(shape, whole, offsets):
@@ -64,46 +60,3 @@ def test_dropout_of_a_large_model_is_drawn_where_it_is_used():
         jax.ShapeDtypeStruct((2048, 2**12, 2**10), np.float32),
     )
     assert plan.cost.bytes_per_device == 0 and plan.cost.peak_memory_bytes < 2**27
-
-
-# ---- the stream of Philox ------------------------------------------------------------------------
-
-
-LAST = 2**32 - 1
-
-
-@pytest.mark.parametrize(
-    "state", [(1, 2, 3, 4), (5, 6, LAST, 0), (LAST, 6, LAST, LAST), (LAST, LAST, LAST, LAST)]
-)
-@pytest.mark.parametrize(("start", "count"), [(0, 40), (7, 21), (29, 1)])
-def test_words_from_any_position(state, start, count):
-    """Positions inside of a block, and counters that overflow into the key's half."""
-    state = jnp.array(state, jnp.uint32)
-    whole = np.asarray(jax.lax.rng_bit_generator(state, (8, 5))[1]).ravel()
-    found = words(state, jnp.uint32(start), count)
-    np.testing.assert_array_equal(found, whole[start : start + count])
-
-
-def test_words_of_64_bits():
-    with jax.enable_x64(True):
-        f = jax.jit(lambda k: jax.lax.rng_bit_generator(k, (9,), jnp.uint64)[1])
-        state = jnp.array([1, 2, 3, 4], jnp.uint32)
-        found = np.asarray(words(state, jnp.uint32(0), 18)).view(np.uint64)
-        np.testing.assert_array_equal(found, f(state))
-
-
-def test_pieces_where_the_generator_is_another(monkeypatch):
-    """On platforms other than CPU and GPU, a piece is cut from the whole draw."""
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, default, **_: default(*args))
-    eqn = equation("rng_bit_generator", lambda k: jax.lax.rng_bit_generator(k, (7, 3)), (u(4),))
-    oracle = Oracle(eqn.op, eqn.primitive, eqn.args)
-    for n in (2, 4):
-        (row,) = [r for r in rows(eqn, n) if r.outs == (sbp.B, sbp.S(0))]
-        assert not oracle.refute_row(row, n, np.random.default_rng(0))
-
-
-def test_another_algorithm_does_not_split():
-    def draw(k):
-        return jax.lax.rng_bit_generator(k, (8,), algorithm=jax.lax.RandomAlgorithm.RNG_THREE_FRY)
-
-    assert len(rows(equation("rng_bit_generator", draw, (u(4),)), 2)) == 1

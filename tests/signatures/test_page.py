@@ -48,11 +48,8 @@ operands and results B, which holds for every primitive, is not counted.
 
 REMARKS = {
     "random": (
-        "A draw of `rng_bit_generator`, and so of an `rbg` or `unsafe_rbg` key, splits along its"
-        " first dim. On CPU and GPU each device computes its own piece. On TPU each device computes"
-        " the whole draw and keeps its piece, so there a split saves no compute and no temporary"
-        " memory. The cost of a plan counts only the piece on every platform, which is too low on"
-        " TPU."
+        "A draw of an `rbg` or `unsafe_rbg` key is whole on each device, since all of its elements"
+        " are of one stream."
     )
 }
 """What the user of a family must know besides its rows."""
