@@ -185,7 +185,6 @@ CASES: dict[str, Case] = {
         fn=log_sum, shapes=((65536, 512),), ins=("x:S(0)",), outs=("B", "B")
     ),
     "scan of a recurrence": pairs_case(scanned),
-    "scan in reverse": pairs_case(lambda a, b: scanned(a, b, reverse=True)),
     "scan, gradient": Case(
         fn=scan_gradient,
         shapes=((4096, 2048),) * 2,

@@ -32,7 +32,7 @@ from sbp.machine.mesh import MeshSpec, known_axes, other_mesh, users_mesh
 from sbp.run.arrays import spec_of
 from sbp.signatures.alignment import with_alignment
 from sbp.signatures.custom import check_registered, check_rules
-from sbp.signatures.rewrites import with_hoisted_casts, with_mirrors
+from sbp.signatures.rewrites import with_hoisted_casts
 from sbp.signatures.rule import is_known
 from sbp.sizes.claims import check_symbols, deciding_sizes
 from sbp.sizes.scope import refuse_symbolic
@@ -179,7 +179,7 @@ def traced_call(
         raise
     check_symbols(graph, (), ())
     if tracer is None:  # which elements move depends on sizes
-        graph = with_mirrors(with_alignment(with_hoisted_casts(graph)))
+        graph = with_alignment(with_hoisted_casts(graph))
     _refuse_traced(graph, reader.name)
     graph = _check(graph, spec, reader.mesh)
     results = with_result_types(reader, results_of_call(flat_shapes))

@@ -1,7 +1,6 @@
 """Rolls, shifts and shifted pads along a split dim: one permute, on every mesh, in loops and in
 gradients."""
 
-import functools
 from dataclasses import replace
 
 import jax
@@ -304,7 +303,6 @@ def test_a_ring_that_hides_nothing_is_not_taken():
 
 SCANS = {
     "forward": scanned,
-    "reverse": functools.partial(scanned, reverse=True),
     "gradient": gradient,
 }
 

@@ -1,8 +1,6 @@
-"""Computations on slices move to where their readers put the results, and computations between
-reversals run in the order of the array, with the same values."""
+"""Computations on slices move to where their readers put the results, with the same values."""
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +12,6 @@ from jax import lax
 
 import sbp
 from sbp.signatures.alignment import with_alignment
-from sbp.signatures.rewrites import with_mirrors
-from sbp.trace.collectives import evaluate
 from sbp.trace.graph import Graph
 from tests.same import checked_plan
 from tests.trace.test_joins import assert_same_values, graph_of, ops
@@ -193,115 +189,6 @@ def test_keys_stay(kind: str):
     before, after = aligned(fn, (np.int32(3),))
     assert (ops(before) == ops(after)) == (kind == "keys")
     assert_same_values(after, fn, (np.int32(3),), TOLERANCE)
-
-
-# ---- reversals ----------------------------------------------------------------------------------
-
-
-flip = lambda x: jnp.flip(x, 0)
-
-
-def advantages(reward: Any, value: Any) -> Any:
-    """Generalised advantages of one trajectory: sums of what is still to come."""
-    wrong = reward + 0.9 * jnp.concatenate([value[1:], value[:1]]) - value
-    return scanned(jnp.full_like(wrong, 0.9), wrong, reverse=True)[1]
-
-
-MIRRORED: dict[str, Callable[..., Any]] = {
-    "scan": functools.partial(scanned, reverse=True),
-    "last dim": functools.partial(scanned, axis=1, reverse=True),
-    "gradient": functools.partial(gradient, reverse=True),
-    "largest, with its index": functools.partial(with_indices, reverse=True),
-    "matrices": functools.partial(matrices, reverse=True),
-    "advantages": advantages,
-    "sums of what is to come": lambda a, b: flip(jnp.cumsum(flip(a * 2), 0)) + b,
-    "parts": lambda a, b: flip(jnp.concatenate(lax.split(flip(a), (3, 5))[::-1])) + b,
-    "roll": lambda a, b: flip(jnp.roll(flip(a), 3, 0)) + b,
-    "padded": lambda a, b: flip(lax.pad(flip(a), np.float32(2), [(1, -1, 0), (0, 0, 0)])) + b,
-    "strided": lambda a, b: flip(flip(a)[1::3]),
-    "counted": lambda a, b: flip(flip(a) * jnp.arange(8)[:, None] + flip(b)),
-    "the other dim": lambda a, b: jnp.flip(flip(jnp.flip(flip(a), 1) * 2), 1) * b,
-    "in a loop": lambda a, b: lax.fori_loop(0, 2, lambda _, c: scanned(*c, reverse=True), (a, b)),
-}
-"""Programs of two arrays of shape (8, 4), of which no reversal is left."""
-
-
-def with_groups_of_features(a: Any, b: Any) -> Any:
-    """A convolution that has no mirror image."""
-    kernel = b[:1, :4].reshape(1, 2, 2)[:, :, jnp.array([0, 1, 0, 1])]
-    return jnp.flip(grouped(jnp.flip(a[None], 2), kernel), 2)
-
-
-LEFT: dict[str, tuple[Callable[..., Any], int]] = {
-    "no other one": (lambda a, b: flip(a) * b, 1),
-    "returned, too": (lambda a, b: (lambda r: (r, flip(jnp.cumsum(r, 0))))(flip(a)), 1),
-    "operands in both orders": (lambda a, b: flip(flip(a) * b), 1),
-    "sorted between": (lambda a, b: flip(jnp.sort(flip(a), 0)), 2),
-    "both dims": (lambda a, b: jnp.flip(jnp.flip(a) * 2), 2),
-    "the same twice": (lambda a, b: (flip(a), flip(a) * 2), 2),
-    "groups of features": (with_groups_of_features, 2),
-}
-"""Programs with the reversals that are left."""
-
-
-mirrored = lambda fn, args: with_mirrors(with_alignment(graph_of(fn, args)))
-
-
-@pytest.mark.parametrize(
-    ("case", "length"),
-    [
-        *((case, 8) for case in MIRRORED),
-        *itertools.product(("scan", "gradient", "largest, with its index"), (1, 13)),
-    ],
-)
-def test_no_reversal_is_left(case: str, length: int):
-    """Only a reversal of one element is left."""
-    after = mirrored(MIRRORED[case], pair(length))
-    assert "rev" in ops(graph_of(MIRRORED[case], pair(length)))
-    assert ("rev" not in ops(after)) == (length > 1)
-    assert_same_values(after, MIRRORED[case], pair(length), TOLERANCE)
-
-
-@pytest.mark.parametrize("case", LEFT)
-def test_reversals_that_are_left(case: str):
-    fn, count = LEFT[case]
-    after = mirrored(fn, pair(8))
-    assert ops(after).count("rev") == count
-    assert_same_values(after, fn, pair(8), TOLERANCE)
-
-
-def test_operations_before_and_after_stay():
-    """Only what lies between the reversals is mirrored, for a plan reads as the program does."""
-    before = graph_of(lambda a, b: flip(jnp.cumsum(flip(jnp.exp(a) * 2), 0)) + b, pair(8))
-    after = with_mirrors(with_alignment(before))
-    kept = [n.id for n in before.nodes if n.op not in ("rev", "cumsum")]
-    assert [n.id for n in after.nodes if n.op != "cumsum"] == kept
-    assert [n.params["reverse"] for n in after.nodes if n.op == "cumsum"] == [True]
-
-
-@pytest.mark.parametrize(
-    "dtype,left", [("uint8", 1), ("int8", 1), ("bfloat16", 1), ("float16", 0), ("int16", 0)]
-)
-def test_counters_that_do_not_hold_each_number(dtype: str, left: int):
-    """bfloat16 rounds numbers above 256, and an integer of 8 bits starts again."""
-
-    x = drawn(600)
-    after = mirrored(lambda a: flip(flip(a) + lax.iota(dtype, 600).astype("float32")), (x,))
-    assert ops(after).count("rev") == left
-    (got,) = evaluate(after, (x,))
-    want = (x[::-1] + np.arange(600).astype(jnp.dtype(dtype)).astype("float32"))[::-1]
-    np.testing.assert_allclose(np.asarray(got), want, rtol=2e-5, atol=2e-5)
-
-
-def test_inspected_values_between_reversals_stay():
-    def fn(a: Any) -> Any:
-        y = jnp.cumsum(flip(a), 0)
-        jax.debug.inspect_array_sharding(y, callback=lambda s: None)
-        return flip(y) * 2
-
-    after = mirrored(fn, pair(8)[:1])
-    assert {i.value for i in after.inspections} <= {v for n in after.nodes for v in n.outputs}
-    assert_same_values(after, fn, pair(8)[:1], TOLERANCE)
 
 
 @pytest.mark.parametrize("length", [16, 13])
