@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 
 from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig, TrainConfig
-from sbp.moe.hosts import from_first, gather, is_first, share_folder, whole
+from sbp.moe.hosts import from_first, gather, share_folder, whole
 from sbp.moe.step import TrainState, Tree
 
 # ---- what checkpoints belong to -----------------------------------------------------------------
@@ -121,22 +121,28 @@ def digest_of(run: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(run, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def _json(path: Path, accepts: Callable[[Any], bool]) -> dict[str, Any] | None:
-    """The JSON of a file; None where it cannot be read or is not accepted."""
+def run_of(checkpoint: Path) -> dict[str, Any] | None:
+    """The configuration that a checkpoint records; None where the record is missing or damaged."""
     try:
-        saved = json.loads(path.read_text("utf-8"))
-        return saved if accepts(saved) else None
+        saved = json.loads((checkpoint / "run" / "metadata").read_text("utf-8"))
+        return saved["run"] if saved["digest"] == digest_of(saved["run"]) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def run_of(checkpoint: Path) -> dict[str, Any] | None:
-    """The configuration that a checkpoint records; None if it records none, or if the record is
-    damaged."""
-    saved = _json(
-        checkpoint / "run" / "metadata", lambda saved: saved["digest"] == digest_of(saved["run"])
+_NO_RUN = "its `run` entry cannot be read"
+
+
+def _damage(step: int, what: str) -> str:
+    return f"the checkpoint of step {step} is damaged: {what}"
+
+
+def _unreadable(folder: Path, damaged: list[str]) -> SbpError:
+    return SbpError(
+        f"no checkpoint in {folder} can be read; choose another --workdir:",
+        code="bad-checkpoint",
+        details=damaged,
     )
-    return saved and saved["run"]
 
 
 def saved_steps(folder: Path) -> list[int]:
@@ -164,23 +170,17 @@ def newest_text(workdir: Path) -> str:
 
 
 def bound(workdir: Path) -> dict[str, Any]:
-    """The configuration that the checkpoints of a run belong to: of the newest that can be read,
-    else of the folder.
+    """The configuration that the checkpoints of a run belong to: of the newest that can be read.
 
     Raises:
       SbpError: `bad-checkpoint` where none can be read.
     """
-    for step in saved_steps(workdir / "checkpoints"):
-        if run := run_of(workdir / "checkpoints" / str(step)):
+    folder = workdir / "checkpoints"
+    steps = saved_steps(folder)
+    for step in steps:
+        if run := run_of(folder / str(step)):
             return run
-    sidecar, sections = workdir / "config.json", ("model", "train", "corpus")
-    saved = _json(sidecar, lambda saved: all(isinstance(saved[name], dict) for name in sections))
-    if saved is None:
-        raise SbpError(
-            f"{sidecar} is not the configuration of a run; choose another --workdir",
-            code="bad-checkpoint",
-        )
-    return saved
+    raise _unreadable(folder, [_damage(step, _NO_RUN) for step in steps])
 
 
 # ---- files --------------------------------------------------------------------------------------
@@ -430,9 +430,6 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         data = dict(iterator_state)
         run = {**self._description, "checksums": fingerprints(state), "data": data, "step": step}
         try:
-            if self.latest is None and is_first():
-                text = json.dumps(self._description, indent=2, sort_keys=True) + "\n"
-                write_whole(self.workdir / "config.json", text.encode())
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -566,38 +563,28 @@ def _newest(
     """The newest step whose checkpoint is whole, and what is in it."""
     damaged: list[str] = []
     for step in from_first(lambda: saved_steps(folder)):
-        found = _verify(folder / str(step), read, say)
+        found = _verify(folder / str(step), read)
         if not isinstance(found, str):
             for line in damaged:
                 say(f"{line}; sbp uses the checkpoint of step {step}")
             return step, found
-        damaged.append(f"the checkpoint of step {step} is damaged: {found}")
-    raise SbpError(
-        f"no checkpoint in {folder} can be read; choose another --workdir:",
-        code="bad-checkpoint",
-        details=damaged,
-    )
+        damaged.append(_damage(step, found))
+    raise _unreadable(folder, damaged)
 
 
-def _verify(
-    checkpoint: Path, read: _Read, say: Callable[[str], None]
-) -> tuple[TrainState, dict[str, Any]] | str:
+def _verify(checkpoint: Path, read: _Read) -> tuple[TrainState, dict[str, Any]] | str:
     """What is in a checkpoint; what is damaged, in words, where it cannot be read or is not what
     was written."""
-    run, named = from_first(lambda: (run_of(checkpoint), (checkpoint / "run").exists()))
-    if run is None and named:
-        return "its `run` entry cannot be read"
+    run = from_first(lambda: run_of(checkpoint))
     if run is None:
-        say(f"the checkpoint of step {checkpoint.name} has no checksums, so it is not verified")
-    elif (step := run.get("step", int(checkpoint.name))) != int(checkpoint.name):
-        return f"it is a copy of the checkpoint of step {step}"
+        return _NO_RUN
+    if run["step"] != int(checkpoint.name):
+        return f"it is a copy of the checkpoint of step {run['step']}"
     found: Any = None
     with suppress(Exception):  # whatever the libraries raise over damaged files
         found = read(checkpoint.absolute())
     if any(gather(found is None)):
         return "a file of it is missing or cannot be read"
-    if run is None:
-        return found
     sums = fingerprints(found[0])
     wrong = [path for path, digits in sums.items() if run["checksums"].get(path) != digits]
     return f"the content of {wrong[0]} has changed" if wrong else (found[0], run["data"])

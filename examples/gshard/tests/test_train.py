@@ -4,7 +4,6 @@ folders in which `sbp train` cannot keep a run: an error before the first step, 
 
 import errno
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -341,20 +340,17 @@ def test_numbers_for_which_there_is_no_room_end_the_run(tmp_path):
 
 def test_a_run_without_a_checkpoint_does_not_bind_its_folder(tmp_path):
     """A first run that was refused, or killed before its first checkpoint, leaves the folder to
-    others; a damaged or an older configuration of one with checkpoints is told or read."""
+    others."""
     with Checkpoints(tmp_path, DESCRIPTION):
         pass
     has_a_checkpoint(tmp_path, ANOTHER)
     refused("another configuration", Checkpoints, tmp_path, DESCRIPTION)
-    # Checkpoints of older versions did not know their run by themselves.
-    shutil.rmtree(tmp_path / "checkpoints" / "2" / "run")
-    older = json.loads((tmp_path / "config.json").read_text())
-    del older["train"]["corpus"]
-    (tmp_path / "config.json").write_text(json.dumps(older))
-    Checkpoints(tmp_path, ANOTHER, TranslationConfig).close()
-    for damaged in ("[]", '{"model": null}', '{"model'):
-        (tmp_path / "config.json").write_text(damaged)
-        refused(r"config\.json is not the configuration of a run", Checkpoints, tmp_path, ANOTHER)
+
+
+def test_an_option_that_a_run_does_not_know_had_its_default(tmp_path):
+    older = {name: value for name, value in DESCRIPTION["train"].items() if name != "corpus"}
+    has_a_checkpoint(tmp_path, {**DESCRIPTION, "train": older})
+    Checkpoints(tmp_path, DESCRIPTION, TranslationConfig).close()
 
 
 def test_a_damaged_vocabulary_is_named(tmp_path):
@@ -398,8 +394,8 @@ def test_folders_that_training_refuses(tmp_path, command):
 
     assert_refused("train.seed: checkpoint 0, now 3", str(begun), "--seed", "3")
     assert_refused("model.model_dim: checkpoint", str(begun), "--set", "model_dim=64")
-    for path in (begun / "config.json", begun / "config.json" / "new"):
-        assert_refused("config.json is a file", str(path))
+    for path in (begun / "source.model", begun / "source.model" / "new"):
+        assert_refused("source.model is a file", str(path))
     with (begun / ".lock").open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert_refused("another run is training", str(begun))
