@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,22 @@ import pytest
 
 import sbp
 from sbp import _jax
+from sbp.signatures import register, unregister
 
 
 def both(fn, mesh, **options):
     """The function under `jax.jit` and under `sbp.jit` with the same options."""
     return jax.jit(fn, **options), sbp.jit(fn, mesh, **options)
+
+
+@contextmanager
+def registered(primitive: Any, rows: Any = (), **options: Any) -> Iterator[None]:
+    """Registers a signature while the context lasts."""
+    register(primitive, rows, **options)
+    try:
+        yield
+    finally:
+        unregister(primitive)
 
 
 def assert_close(got, want, *, rtol, atol) -> None:

@@ -9,7 +9,6 @@ proves rows.
 from sbp.signatures import families as families
 from sbp.signatures.custom import (
     register as register,
-    registered as registered,
     unregister as unregister,
 )
 from sbp.signatures.rule import (

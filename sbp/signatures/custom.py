@@ -24,7 +24,6 @@ from sbp.errors import Diagnostic, SbpError, Span, bytes_text, counted, nearest,
 from sbp.kinds import (
     FLAG,
     Kind,
-    Reusable,
     fits,
     leaves_of,
     refuse_unless,
@@ -429,35 +428,6 @@ def unregister(primitive: Any) -> None:
         raise SbpError(f"no signature was registered for {show(name)}{nearest(name, CUSTOM)}")
     remove_rule(name)
     del CUSTOM[name]
-
-
-@takes("signatures.registered")
-def registered(primitive: Any, rows: Rows = (), **options: Any) -> Reusable:
-    """Registers a signature while the context lasts.
-
-    Arguments:
-      primitive: the operation, as for `register`.
-      rows: its rows, as for `register`.
-      options: the other arguments of `register`.
-
-    Raises:
-      SbpError: as `register`, when the context is entered.
-    """
-
-    @contextlib.contextmanager
-    def once() -> Iterator[None]:
-        name = _name(primitive)
-        before = CUSTOM.get(name), rule_for(name)
-        register(primitive, rows, **options)
-        try:
-            yield
-        finally:
-            unregister(primitive)
-            if before[0] is not None and before[1] is not None:
-                CUSTOM[name] = before[0]
-                add_rule(before[1])
-
-    return Reusable(once)
 
 
 def _name(primitive: Any, known: Any = ()) -> str:

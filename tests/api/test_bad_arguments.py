@@ -413,7 +413,6 @@ def every_use() -> Iterator[tuple[Any, ...]]:
         ("SbpTypeError.smt2", sbp.SbpTypeError([DIAGNOSTIC]).smt2, (), {}, refusing),
         # signatures
         ("signatures.register", SG.register, (OWN, ["S(0) -> S(0)"]), OPTIONS, registering),
-        ("signatures.registered", SG.registered, (OWN, ["S(0) -> S(0)"]), OPTIONS, entered),
         ("signatures.unregister", SG.unregister, (OWN,), {}, registering),
         ("signatures.Op", SG.Op, ("add", {}, (SHAPE, SHAPE), (SHAPE,), 2)),
         ("signatures.Row", SG.Row, ((sbp.S(0), sbp.S(0)), (sbp.S(0),))),

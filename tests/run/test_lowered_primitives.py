@@ -10,8 +10,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 import sbp
 from sbp import _jax
 from sbp.api.symbolic import SizedReport
-from sbp.signatures import registered
-from tests.same import assert_close, refused
+from tests.same import assert_close, refused, registered
 
 LINE = jax.sharding.AbstractMesh((8,), ("data",))
 

@@ -8,10 +8,10 @@ import pytest
 
 import sbp
 from sbp import _jax
-from sbp.signatures import registered
 from sbp.sizes import scope
 from sbp.sizes.claims import Claim, decide
 from sbp.sizes.scope import Scope, explore, numbers, value_of
+from tests.same import registered
 from tests.sizes.oracle import MESH, TP, W, dims, f32, holds_there, mlp, sized
 
 

@@ -217,8 +217,11 @@ def cube(x):
     return pl.pallas_call(kernel, result, interpret=True, name="cube")(x)
 
 rows = ["S(0) -> S(0)", "P(sum) -> P(sum)"]
-with sbp.signatures.registered("pallas_call:cube", rows, local=lambda ctx, x: cube(x)):
+sbp.signatures.register("pallas_call:cube", rows, local=lambda ctx, x: cube(x))
+try:
     sbp.jit(cube, mesh).plan(x)
+finally:
+    sbp.signatures.unregister("pallas_call:cube")
 """,
         """
 from jax.experimental import pallas as pl
@@ -229,8 +232,11 @@ def cube(x):
     result = jax.ShapeDtypeStruct(x.shape, x.dtype)
     return pl.pallas_call(kernel, result, interpret=True, name="cube")(x)
 
-with sbp.signatures.registered("pallas_call:cube", ["S(0) -> S(0)"], local=lambda ctx, x: cube(x)):
+sbp.signatures.register("pallas_call:cube", ["S(0) -> S(0)"], local=lambda ctx, x: cube(x))
+try:
     sbp.jit(cube, mesh).plan(x)
+finally:
+    sbp.signatures.unregister("pallas_call:cube")
 """,
     ),
     CodePage(
