@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.custom_partitioning import custom_partitioning
 
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph, Node
@@ -69,32 +68,6 @@ _LINALG: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _row_sums(x: jax.Array) -> jax.Array:
-    from jax.experimental import pallas  # slow to load
-
-    def kernel(row: Any, total: Any) -> None:
-        total[...] = row[...].sum(1)
-
-    return pallas.pallas_call(
-        kernel,
-        _shape(x.shape[0]),
-        grid=x.shape[:1],
-        in_specs=[pallas.BlockSpec((1, x.shape[1]), lambda i: (i, 0))],
-        out_specs=pallas.BlockSpec((1,), lambda i: (i,)),
-        interpret=True,
-    )(x)
-
-
-def _partitioned(x: jax.Array) -> jax.Array:
-    function = custom_partitioning(_row_sums)
-    function.def_partition(
-        partition=lambda mesh, ins, out: (mesh, _row_sums, out.sharding, (ins[0].sharding,)),
-        sharding_rule="i j -> i",
-        need_replication_factors=("j",),
-    )
-    return function(x)
-
-
 Sample = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function and the arguments to trace it with."""
 SAMPLES: dict[str, Sample] = {
@@ -122,7 +95,6 @@ SAMPLES: dict[str, Sample] = {
         lambda x, w: lax.conv(x, w, (1,), "SAME"),
         (_shape(8, 4, 16), _shape(8, 4, 3)),
     ),
-    "custom_partitioning": (_partitioned, (X,)),
     "convert_element_type": (lambda x: x.astype(jnp.bfloat16), (X,)),
     "copy": (jnp.copy, (X,)),
     "device_put": (lambda x: jax.device_put(x, jax.memory.Space.Host), (X,)),
@@ -134,7 +106,6 @@ SAMPLES: dict[str, Sample] = {
     "integer_pow": (lambda x: x**3, (X,)),
     "iota": (lambda: lax.iota(jnp.int32, 16), ()),
     "join_slices": (lambda x: jnp.roll(x, 1, 1), (X,)),
-    "pallas_call": (_row_sums, (X,)),
     "pad": (lambda x: jnp.pad(x, ((0, 0), (0, 4))), (X,)),
     "ragged_dot_general": (lax.ragged_dot, (X, _shape(4, 16, 32), ROWS)),
     "random_bits": (lambda k: jax.random.bits(k, (8, 16)), (KEYS,)),
@@ -168,12 +139,4 @@ def sample(primitive: str) -> tuple[Graph, Node] | None:
         return None
     fn, args = SAMPLES[primitive]
     graph, _ = trace(fn, args)
-    named = f"{primitive}:"  # the calls of a user's function have its name behind the primitive's
-    return next(
-        (
-            (graph, node)
-            for node in graph.walk()
-            if node.op == primitive or node.op.startswith(named)
-        ),
-        None,
-    )
+    return next(((graph, node) for node in graph.walk() if node.op == primitive), None)
