@@ -54,7 +54,7 @@ from sbp.moe.hosts import BatchPart, agree, from_first, is_first
 from sbp.moe.model import Batch, loss_fn
 from sbp.moe.sharding import Sharding, simulate_devices
 from sbp.moe.step import TrainState, batch_shapes, plan_train_step, state_shapes
-from sbp.moe.trainer import StepPlan, Trainer
+from sbp.moe.trainer import Trainer
 
 # ---- loss on held-out text ----------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ def tokenizers(
     return found[0], found[1]
 
 
-def plan_step(run: Run, console: Console) -> StepPlan:
+def plan_step(run: Run, console: Console) -> sbp.Plan:
     """Type, price and plan the training step from shapes alone, and print the report.
 
     Raises:
@@ -252,7 +252,7 @@ def show_plan(run: Run, plan: sbp.Plan, console: Console) -> None:
 
 
 def plan_heldout(
-    run: Run, plan: StepPlan, batches: Sequence[Batch]
+    run: Run, plan: sbp.Plan, batches: Sequence[Batch]
 ) -> Callable[[TrainState], float]:
     """Plan the loss of the model on some held-out batches, with its weights where `plan` has
     them."""
@@ -263,7 +263,7 @@ def plan_heldout(
 
 def fit(
     run: Run,
-    plan: StepPlan,
+    plan: sbp.Plan,
     encoded: Encoded,
     checkpoints: Checkpoints,
     console: Console,
@@ -353,7 +353,7 @@ def show_corpus(console: Console, corpus: Corpus, encoded: Encoded) -> None:
 
 
 def translator(
-    run: Run, plan: StepPlan, params: Any, source: Tokenizer, target: Tokenizer
+    run: Run, plan: sbp.Plan, params: Any, source: Tokenizer, target: Tokenizer
 ) -> Translator:
     """Greedy decoding on the training mesh, with the parameters where the step has them."""
     shardings = plan.in_shardings[0].params

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+import sbp
 from sbp.errors import SbpError
 from sbp.machine.hardware import hardware_of_kind
 from sbp.moe.checkpoint import Checkpoints, newest_text, write_whole, writing
@@ -175,30 +176,16 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
 # ---- operations of a step -----------------------------------------------------------------------
 
 
-def forward_flops(cfg: ModelConfig) -> Mapping[str, float]:
-    """Operations of the forward pass of one batch, by part of the model.
+def step_flops(cfg: ModelConfig) -> float:
+    """Operations of a training step on one batch: three times those of the forward pass.
 
     A weight matrix takes two operations for each of its numbers and each token that meets it; of
     experts a token meets `ModelConfig.choices`. Attention takes two products of T * T' * A * D for
     each sequence.
-
-    Arguments:
-      cfg: the model.
-
-    Returns:
-      Parts `projections` and `scores` of attention, `dense`, `router`, `experts` and `logits`;
-      their sum is the whole.
-
-    >>> parts = forward_flops(ModelConfig())
-    >>> parts["dense"] == 2 * 2048 * (128 + 128) * 3 * 2 * 1024 * 8192
-    True
     """
-    parts: dict[str, float] = dict.fromkeys(
-        ("projections", "scores", "dense", "router", "experts", "logits"), 0.0
-    )
     source, target = (cfg.sequences * n for n in (cfg.source_length, cfg.target_length))
     shapes: Any = jax.eval_shape(lambda: init_params(jax.random.key(0), cfg))
-    parts["logits"] = 2.0 * target * math.prod(shapes["logits"].shape)
+    forward = 2.0 * target * math.prod(shapes["logits"].shape)
     rows = target + cfg.sequences * cfg.prefix_length
     for side, tokens, own in (("encoder", source, cfg), ("decoder", rows, cfg.decoder())):
         for path, leaf in jax.tree_util.tree_flatten_with_path(shapes.get(side, {}))[0]:
@@ -209,38 +196,15 @@ def forward_flops(cfg: ModelConfig) -> Mapping[str, float]:
             met = 2.0 * (source if is_memory else tokens) * math.prod(leaf.shape)
             if name.startswith("expert_"):
                 met *= own.choices / cfg.experts
-            parts[_PARTS.get(name, "experts")] += met
+            forward += met
             if name == "query":
                 looked = cfg.source_length if layer.startswith("cross") else tokens / cfg.sequences
                 pairs, width = leaf.shape[0], math.prod(leaf.shape[2:])
-                parts["scores"] += 2 * 2.0 * pairs * tokens * looked * width
-    return parts
-
-
-_PARTS = {
-    **dict.fromkeys(("query", "key", "value", "output"), "projections"),
-    **dict.fromkeys(("w_in", "w_out"), "dense"),
-    **dict.fromkeys(("gate", "noise"), "router"),
-}
-"""The part of the model that a weight belongs to, by its name; other weights are of experts."""
-
-
-def step_flops(cfg: ModelConfig) -> float:
-    """Operations of a training step: three times those of the forward pass."""
-    return 3.0 * sum(forward_flops(cfg).values())
+                forward += 2 * 2.0 * pairs * tokens * looked * width
+    return 3.0 * forward
 
 
 # ---- loop ---------------------------------------------------------------------------------------
-
-
-class StepPlan(Protocol):
-    """What training needs of a plan: call it, and ask where its arguments live. An `sbp.Plan` is
-    one."""
-
-    @property
-    def in_shardings(self) -> Any: ...
-
-    def __call__(self, state: TrainState, batch: Batch, /) -> tuple[TrainState, Metrics]: ...
 
 
 class Batches(Protocol):
@@ -275,7 +239,7 @@ class Trainer:
 
     model: ModelConfig
     train: TrainConfig
-    plan: StepPlan
+    plan: sbp.Plan
     batches: Batches
     checkpoints: Checkpoints
     part: BatchPart | None = None
