@@ -5,7 +5,6 @@ import contextlib
 import functools
 import gc
 import itertools
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -654,29 +653,25 @@ YOUNG = 50_000
 """Number of new objects after which the collector runs; Python's default is 700 (2,000 from 3.12
 on)."""
 
-_lock = threading.Lock()
-_before: list[tuple[int, int, int]] = []
-"""The thresholds at each entry; the first one is the user's."""
-
 
 @contextlib.contextmanager
 def collecting_less() -> Iterator[None]:
     """Makes the garbage collector run less often inside; also a decorator.
 
     Graphs, rows and costs are millions of small objects without cycles that stay alive, and
-    repeated collections would take a third of the planning time. Several threads may be inside; the
-    last one to leave restores the threshold.
+    repeated collections would take a third of the planning time. Whoever raised the threshold
+    restores it, also while other threads are inside.
 
     >>> with collecting_less():
     ...     gc.get_threshold()[0] >= YOUNG
     True
     """
-    with _lock:
-        _before.append(gc.get_threshold())
-        if 0 < _before[-1][0] < YOUNG:  # 0: it is off
-            gc.set_threshold(YOUNG, *_before[-1][1:])
+    before = gc.get_threshold()
+    raises = 0 < before[0] < YOUNG  # 0: it is off
+    if raises:
+        gc.set_threshold(YOUNG, *before[1:])
     try:
         yield
     finally:
-        with _lock:
-            gc.set_threshold(*_before.pop())
+        if raises:
+            gc.set_threshold(*before)

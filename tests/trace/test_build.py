@@ -4,7 +4,6 @@ newer releases of JAX."""
 import gc
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -130,24 +129,6 @@ def test_what_was_comes_back_after_an_error_inside(thresholds):
     with pytest.raises(ZeroDivisionError), collecting_less(), collecting_less():
         assert gc.get_threshold() == (YOUNG, 11, 12)
         _ = 1 / 0
-    assert gc.get_threshold() == thresholds
-
-
-def test_the_last_thread_that_leaves_puts_it_back(thresholds):
-    entered, leave = threading.Event(), threading.Event()
-
-    @collecting_less()
-    def plan():
-        entered.set()
-        leave.wait(10)
-
-    with collecting_less():
-        other = threading.Thread(target=plan)
-        other.start()
-        assert entered.wait(10)
-    assert gc.get_threshold() == (YOUNG, 11, 12)  # the other is still inside
-    leave.set()
-    other.join()
     assert gc.get_threshold() == thresholds
 
 
