@@ -4,7 +4,6 @@ the primitives without a rule.
 Importing `sbp.signatures.families` fills the registry."""
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -486,7 +485,7 @@ def known_primitives() -> tuple[str, ...]:
 
 def rule(
     *names: str,
-    traits: Traits | Callable[[str], Traits] | None = None,
+    traits: Traits | Callable[[str], Traits],
     kernels: Sequence[Kernel] = (),
     **fields: Any,
 ) -> Callable[[Callable[[Op], Sequence[Row]]], Any]:
@@ -502,20 +501,14 @@ def rule(
       fields: other fields of the `Rule`, such as `local`, which runs on the shards.
 
     Raises:
-      SbpInternalError: for a rule without traits, a primitive that has a rule already, and a kernel
-        whose name another one has.
+      SbpInternalError: for a primitive that has a rule already, and a kernel whose name another one
+        has.
     """
 
     def enter(rows: Callable[[Op], Sequence[Row]]) -> Callable[[Op], Sequence[Row]]:
         for kernel in kernels:
             add_kernel(kernel)
         for name in names:
-            if traits is None:
-                file = rows.__code__.co_filename if inspect.isfunction(rows) else "the rule's file"
-                raise SbpInternalError(
-                    f"the rule of primitive {name!r} has no traits: give `traits=Traits(..)` in"
-                    f" {file}"
-                )
             known = traits if isinstance(traits, Traits) else traits(name)
             all_rows = functools.partial(_with_all_b, rows)
             add_rule(Rule(name=name, rows=all_rows, traits=known, **fields))
