@@ -371,7 +371,7 @@ more(
                 lambda x, at: lax.reduce(
                     (x, at), (np.float32(-np.inf), np.int32(2**30)), _greater, (0,)
                 ),
-                (f(7, 3), np.arange(21, dtype=np.int32).reshape(7, 3)),
+                (f(8, 3), np.arange(24, dtype=np.int32).reshape(8, 3)),
             ),
             (
                 lambda x: lax.reduce(

@@ -10,7 +10,7 @@ from jax import lax
 from sbp import _jax
 from sbp.signatures.factors import admissible, monoid_rows, rows_beside, rows_without
 from sbp.signatures.kernels.halo import bytes_beside
-from sbp.signatures.kernels.shards import along, filled_shards, neutral, without_padding
+from sbp.signatures.kernels.shards import along, neutral, without_padding
 from sbp.signatures.rule import (
     Kernel,
     LocalContext,
@@ -173,13 +173,11 @@ def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         return bind_with(ctx, args)
     xs, starts = list(args[:count]), args[count:]
     combine = by_jaxpr(ctx.params["jaxpr"])
-    uneven = {d for d in dims if not isinstance(ctx.in_extent(0, d), int)}
     for d in sorted(dims, reverse=True):
-        xs = fold(combine, xs, d, ctx.in_extent(0, d) if d in uneven else None)
+        xs = fold(combine, xs, d)
     for d in sorted(dims, reverse=True):
-        filled = filled_shards(ctx, 0, d) if d in uneven else {}
         for axis, _ in reversed(split[d]):
-            xs = fold(combine, [lax.all_gather(x, axis) for x in xs], 0, filled.get(axis))
+            xs = fold(combine, [lax.all_gather(x, axis) for x in xs], 0)
     return combine([jnp.broadcast_to(s, x.shape) for s, x in zip(starts, xs, strict=True)], xs)
 
 
@@ -196,14 +194,14 @@ def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     ),
 )
 def _reduce_by(op: Op) -> Sequence[Row]:
-    """A reduction by any associative function: other dims split; a reduced dim splits with the
-    kernel `reduced_shards`."""
+    """A reduction by any associative function: other dims split; a reduced dim that the axis size
+    divides splits with the kernel `reduced_shards`. Padding has no neutral element here."""
     count, reduced = len(op.ins) // 2, op.params["dimensions"]
     has_elements = all(op.ins[0].shape[d] for d in reduced)
     along = [
         Row((Split(d),) * count + (B,) * count, (B,) * count, kernel="reduced_shards")
         for d in reduced
-        if has_elements
+        if has_elements and op.divides(op.ins[0].shape[d])
     ]
     return [*rows_without(op, reduced), *along]
 
@@ -231,30 +229,24 @@ def by_jaxpr(jaxpr: Any) -> Combine:
     return lambda left, right: list(of_scalars(*left, *right))
 
 
-def fold(combine: Combine, xs: Sequence[Any], dim: int, real: Any = None) -> list[Any]:
+def fold(combine: Combine, xs: Sequence[Any], dim: int) -> list[Any]:
     """The elements along a dim, combined in their order, in pairs of neighbours.
 
     Arguments:
       combine: is associative; no neutral element is needed.
       xs: arrays of one shape, with at least one element along the dim.
       dim: it is not in the results.
-      real: how many of the elements along the dim are combined: those at the front. Where it is 0,
-        the results are arbitrary. None for all.
     """
     xs = list(xs)
-    step = 1  # an element stands for so many of the first ones
     while (size := xs[0].shape[dim]) > 1:
         paired = size - size % 2
         left = [lax.slice_in_dim(x, 0, paired, 2, dim) for x in xs]
         right = [lax.slice_in_dim(x, 1, paired, 2, dim) for x in xs]
         both = combine(left, right)
-        if real is not None:
-            starts = step * (2 * lax.broadcasted_iota(jnp.int32, left[0].shape, dim) + 1)
-            both = [jnp.where(starts < real, b, x) for b, x in zip(both, left, strict=True)]
         if paired < size:
             alone = [lax.slice_in_dim(x, paired, size, 1, dim) for x in xs]
             both = [lax.concatenate(p, dim) for p in zip(both, alone, strict=True)]
-        xs, step = both, 2 * step
+        xs = both
     return [lax.index_in_dim(x, 0, dim, keepdims=False) for x in xs]
 
 

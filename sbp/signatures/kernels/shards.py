@@ -112,26 +112,6 @@ def along(dim_of: Callable[[dict[str, Any], int], int]) -> Callable[[Along], Any
     return decorate
 
 
-def filled_shards(ctx: LocalContext, operand: int, dim: int) -> dict[str, Any]:
-    """How many shards have elements along each mesh axis that splits a dim: those at the front.
-
-    Where several axes split the dim, this counts the shards within this device's shard of the outer
-    axes.
-
-    Arguments:
-      ctx: the kernel's place.
-      operand: position of the operand.
-      dim: the dim.
-    """
-    size = real = ctx.global_ins[operand].shape[dim]
-    filled = {}
-    for axis, n in ctx.in_axes(operand, dim):
-        size = -(-size // n)
-        filled[axis] = -(-real // size)
-        real = jnp.clip(real - lax.axis_index(axis) * size, 0, size)
-    return filled
-
-
 def without_padding(
     ctx: LocalContext, operand: int, x: Any, dims: tuple[int, ...], monoid: str
 ) -> Any:
