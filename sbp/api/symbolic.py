@@ -25,7 +25,6 @@ from sbp.errors import (
     SbpTypeError,
     SbpWarning,
     SourceEdit,
-    bytes_text,
     counted,
     noting,
 )
@@ -469,7 +468,6 @@ def _limit_error(found: Decided, report: Report, call: SizedCall) -> Iterator[Di
             {f"not shown: {counted(more, 'more condition')} that some sizes break": more > 0}
         ),
     ]
-    there = _there(replace(call, point=found.counterexample))
     helps: tuple[Help, ...] = ()
     if found.terms and found.status == "some" and report.program is not None:
         with contextlib.suppress(ValueError):  # no help where JAX does not accept the constraint
@@ -488,19 +486,9 @@ def _limit_error(found: Decided, report: Report, call: SizedCall) -> Iterator[Di
         title=f"the typing does not hold for every {found.asked}"
         + (f"; it holds where {found.holds}" if found.status == "some" else ""),
         labels=tuple(labels),
-        notes=(*notes, f"a call with {at} {there}"),
+        notes=tuple(notes),
         helps=helps,
     )
-
-
-def _there(call: SizedCall) -> str:
-    """The plan of a call at its sizes, in words."""
-    with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
-        try:
-            sent = call.plan().cost.bytes_per_device
-        except SbpError as error:
-            return f"has no plan: {error.message}"
-    return f"gets its own plan, which sends {bytes_text(sent)} per device"
 
 
 def _traced_otherwise(call: SizedCall) -> Iterator[Diagnostic]:
