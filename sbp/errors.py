@@ -377,29 +377,6 @@ class Diagnostic:
     helps: tuple[Help, ...] = ()
     scope: str = ""
 
-    def __post_init__(self) -> None:
-        if not all(
-            isinstance(text, str)
-            for text in (self.code, self.severity, self.title, self.rule, self.scope)
-        ):
-            raise ArgumentError(
-                "Diagnostic takes strings for code, severity, title, rule and scope"
-            )
-        if self.code not in CODES:
-            raise ArgumentError(
-                f"Diagnostic: no code {self.code!r}{nearest(self.code, CODES)}",
-                code="unknown-option",
-            )
-        for name, cls in (
-            ("labels", Label),
-            ("rows", RuleRow),
-            ("notes", str),
-            ("helps", Help),
-        ):
-            values = getattr(self, name)
-            if not isinstance(values, tuple) or not all(isinstance(v, cls) for v in values):
-                raise ArgumentError(f"Diagnostic takes a tuple of {cls.__name__} for `{name}`")
-
     @property
     def primary(self) -> Label | None:
         """The primary label, or the first one, or None."""

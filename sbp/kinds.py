@@ -25,8 +25,13 @@ import jax
 import numpy as np
 
 from sbp.errors import (
+    CODES,
     ArgumentError,
     ArgumentTypeError,
+    Diagnostic,
+    Help,
+    Label,
+    RuleRow,
     SbpError,
     correcting,
     counted,
@@ -306,6 +311,25 @@ def made_of(name: str, /, **kinds: Kind) -> Callable[[type[Made]], type[Made]]:
         return cls
 
     return decorated
+
+
+made_of(
+    "Diagnostic",
+    code=Kind(
+        "a code that `sbp explain` lists",
+        lambda x: isinstance(x, str) and x in CODES,
+        code="unknown-option",
+    ),
+    severity=one_of(("error", "warning", "note")),
+    **dict.fromkeys(("title", "rule", "scope"), TEXT),
+    **{
+        name: Kind(
+            f"a tuple of {cls.__name__}",
+            lambda x, c=cls: isinstance(x, tuple) and all(isinstance(v, c) for v in x),
+        )
+        for name, cls in (("labels", Label), ("rows", RuleRow), ("notes", str), ("helps", Help))
+    },
+)(Diagnostic)
 
 
 class Reusable(contextlib.ContextDecorator):

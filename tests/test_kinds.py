@@ -119,11 +119,17 @@ PLAN: Any = sbp.jit(jax.numpy.sin, ONE).plan(np.ones(8, np.float32))
             "Report: `program` must be a Program, which sbp.jit makes, or None",
         ),
         (lambda: SBP.Report(program=None, diagnostics=["x"]), "a tuple of sbp.Diagnostic"),
-        (lambda: SBP.Diagnostic(code=[], severity="error", title=""), "Diagnostic takes strings"),
-        (lambda: SBP.Diagnostic(code="typo", severity="error", title=""), "no code 'typo'"),
+        (
+            lambda: SBP.Diagnostic(code=[], severity="error", title=""),
+            "Diagnostic: `code` must be a code that `sbp explain` lists, got",
+        ),
+        (
+            lambda: SBP.Diagnostic(code="typo", severity="error", title=""),
+            "unknown-option: Diagnostic: `code` must be a code",
+        ),
         (
             lambda: SBP.Diagnostic(code="no-typing", severity="error", title="", labels=("x",)),
-            "Diagnostic takes a tuple of Label for `labels`",
+            "Diagnostic: `labels` must be a tuple of Label, got",
         ),
         (lambda: SBP.SbpTypeError(["x"]), "takes one sbp.Diagnostic or more"),
         (
