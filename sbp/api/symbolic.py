@@ -161,7 +161,10 @@ class SizedCall:
               or uses sizes that no argument has.
           UnequalElements: where a reshape does not keep the number of elements at the chosen sizes.
         """
-        with deciding_sizes("check it at concrete sizes", self.scope.constraints):
+        with deciding_sizes(
+            "add a constraint that decides it to constraints= of jax.export.symbolic_shape, or"
+            " check it at concrete sizes"
+        ):
             graph, out_shape = trace(fn, self.symbolic.avals, names, is_known=is_known)
         check_symbols(graph, self.scope.names, self.symbolic.avals)
         self.program, at = (graph, out_shape), numbers(self.point)

@@ -17,7 +17,6 @@ import ast
 import contextlib
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -44,9 +43,7 @@ from sbp.machine.mesh import MeshSpec
 from sbp.signatures import ROUNDED_PARTS, Op, all_b, kernel_named, rule_for, traits_of
 from sbp.signatures.region import REGION_OPS, region_rows
 from sbp.sizes.scope import (
-    COMPARISONS,
     MULTIPLE,
-    OPPOSITE,
     Explored,
     Lift,
     Point,
@@ -550,19 +547,13 @@ def _scope_text(scope: Scope) -> str:
 
 # ---- questions that sizes do not decide ---------------------------------------------------------
 
-# JAX removes the frames that hold the sizes from the traceback of its errors. Only its messages
-# have them.
-_REST = re.compile(r"remainder (.+) should be 0")
-_COMPARISON = re.compile(r"comparison '(.+?)' (>=|<=|>|<) '(.+?)' is inconclusive")
-
 
 @contextlib.contextmanager
-def deciding_sizes(advice: str, given: tuple[str, ...] | None = None) -> Iterator[None]:
+def deciding_sizes(advice: str) -> Iterator[None]:
     """Traces the user's function inside.
 
     Arguments:
       advice: what to change where the function asks something that symbolic sizes do not decide.
-      given: the constraints on the sizes of the arguments; None where the arguments have numbers.
 
     Raises:
       SbpError: `symbolic-sizes`, at the user's line that asks it.
@@ -571,53 +562,8 @@ def deciding_sizes(advice: str, given: tuple[str, ...] | None = None) -> Iterato
         yield
     except jax.errors.InconclusiveDimensionOperation as error:
         first = " ".join(str(error).split("\n")[0].split()).removesuffix(".")
-        found = () if given is None else deciding_constraints(error, given)
-        if found:
-            either = " or ".join(f'"{c}"' for c in found)
-            advice = f"add {either} to the constraints of jax.export.symbolic_shape, or {advice}"
         raise SbpError(
             f"the program depends on more than its symbolic sizes say: {first}; {advice}",
             code="symbolic-sizes",
             span=_jax.raising_span(error),
         ) from error
-
-
-def deciding_constraints(error: BaseException, given: tuple[str, ...]) -> tuple[str, ...]:
-    """The constraints of which each answers the question behind an error, as JAX finds when it has
-    them; empty where there are none, or the question is not known.
-
-    Arguments:
-      error: JAX's error about symbolic sizes.
-      given: the constraints that there are.
-
-    >>> (b,) = jax.export.symbolic_shape("b")
-    >>> try:
-    ...     b > 5
-    ... except jax.errors.InconclusiveDimensionOperation as error:
-    ...     print(deciding_constraints(error, ()))
-    ('b >= 6', 'b <= 5')
-    """
-    asked: list[tuple[str, str, str]] = []
-    if rest := _REST.search(str(error)):
-        asked = [(rest[1], "==", "0")]
-    elif comparison := _COMPARISON.search(str(error)):
-        left, how, right = comparison.groups()
-        asked = [(left, how, right), (left, OPPOSITE[how], right)]
-    return tuple(text for a in asked if _answers((*given, text := _as_constraint(*a)), *a))
-
-
-def _as_constraint(left: str, how: str, right: str) -> str:
-    """A comparison as JAX takes it in a constraint: with `>=` or `<=`."""
-    step = {">": 1, "<": -1}.get(how, 0)
-    if step:
-        right = str(int(right) + step) if right.lstrip("-").isdigit() else f"{right} {step:+d}"
-    return f"{left} {how}{'=' if step else ''} {right}"
-
-
-def _answers(constraints: tuple[str, ...], left: str, how: str, right: str) -> bool:
-    """Whether JAX answers a comparison with yes under some constraints."""
-    try:
-        sizes = jax.export.symbolic_shape(f"{left}, {right}", constraints=constraints)
-        return bool(COMPARISONS[how](*sizes))
-    except (ValueError, jax.errors.InconclusiveDimensionOperation):
-        return False

@@ -495,8 +495,7 @@ report = sbp.jit(rest, mesh, in_types=("B",)).check(jax.ShapeDtypeStruct((b, 16)
         You also get this code if shapes come from different symbolic scopes, if no size meets the
         constraints, if the function uses a symbolic size that no argument has, if a reshape keeps
         the number of elements at no size, or if Python code depends on a size in a way that the
-        scope does not decide, such as b > 5. The message names a constraint that decides it, if
-        there is one.
+        scope does not decide, such as b > 5. The constraint "b >= 6" or "b <= 5" decides it.
         """,
         """
 (b,) = jax.export.symbolic_shape("8*b")
