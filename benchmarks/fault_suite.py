@@ -120,11 +120,11 @@ def checked(name: str, text: str, edits: Sequence[OptionEdit] = ()) -> Checked:
     with warnings.catch_warnings(action="ignore"), _with_options(edits) as made:
         try:
             exec(compile(text, file, "exec"), names)
+            report = names["report"] if "report" in names else names["f"].check(*names["args"])
         except SbpError as error:
             return Checked(found=diagnostics_of(error), mark=None, inputs={}, options={})
         except (TypeError, ValueError):  # of JAX, which says nothing of types
             return Checked(found=(), mark=None, inputs={}, options={})
-        report = names["report"] if "report" in names else names["f"].check(*names["args"])
         found = tuple(d for d in report.diagnostics if d.severity != "note")
         if not made:
             mark = str(jax.make_jaxpr(names["f"])(*names["args"])) if report.ok else None

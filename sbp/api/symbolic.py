@@ -9,9 +9,8 @@ from typing import Any
 
 import jax
 
-from sbp import _jax
 from sbp.api.boundary import Leaf, Leaves, even_boundary
-from sbp.api.call import CallReader, CallSignature, sentence
+from sbp.api.call import CallReader, CallSignature
 from sbp.api.plan import Plan, make_plan
 from sbp.api.tracing import traced_call, with_result_types
 from sbp.errors import (
@@ -28,7 +27,7 @@ from sbp.errors import (
     counted,
     noting,
 )
-from sbp.explain.change import DiagnosisLimits, applicable, help_with_price, labels_at
+from sbp.explain.change import applicable, help_with_price, labels_at
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program
@@ -305,60 +304,6 @@ def _choice(scope: Scope, devices: int) -> Point:
     return found
 
 
-# ---- equal sizes --------------------------------------------------------------------------------
-# Two symbolic sizes that a program takes for one: `check` says which, where JAX refuses the
-# program for different sizes and takes it for equal ones.
-
-
-def _refuse_equal_sizes(error: Exception, call: SizedCall) -> None:
-    """Raises the type error for an error of JAX about a program that traces where two sizes are
-    equal, if two sizes are that.
-
-    Arguments:
-      error: what JAX raised.
-      call: the call.
-    """
-    for term, signature in itertools.islice(_with_equal(call), DiagnosisLimits().plans):
-        try:
-            report = _report_of_sizes(call.reader, signature)
-        except (SbpError, TypeError, ValueError):
-            continue
-        if report.program is not None and report.ok:
-            then = "the program has a typing then"
-            found = Diagnostic(
-                code="symbolic-sizes",
-                severity="error",
-                title=f"JAX refuses the program for these symbolic sizes: {sentence(error)}",
-                labels=labels_at([_jax.raising_span(error)], ""),
-                notes=(f"JAX accepts the program if {term}",),
-                helps=(priced_constraints(call, (term,), report.program, then),),
-            )
-            raise SbpTypeError((found,)) from error
-
-
-def _with_equal(call: SizedCall) -> Iterator[tuple[str, CallSignature]]:
-    """The call with two of its sizes equal, each with the constraint that says so. The later name
-    is replaced by the earlier one."""
-    signature = call.symbolic
-    for one, other in itertools.combinations(call.scope.names, 2):
-        term = f"{other} == {one}"
-        try:
-            scope = jax.export.SymbolicScope((*call.scope.constraints, term))
-        except ValueError:
-            continue
-        yield (
-            term,
-            replace(
-                signature,
-                leaves=_with_sizes(
-                    signature,
-                    lambda d, scope=scope: jax.export.symbolic_shape(str(d), scope=scope)[0],
-                ),
-                key=("where", term, signature.key),
-            ),
-        )
-
-
 # ---- reports at symbolic sizes ------------------------------------------------------------------
 # The report on a program with symbolic sizes says for which sizes its typing holds.
 
@@ -409,8 +354,9 @@ class SizedReport(Report):
         )
 
 
-def sized_report(reader: CallReader, signature: CallSignature) -> Report:
-    """The report on a call with symbolic sizes.
+def sized_report(reader: CallReader, signature: CallSignature) -> SizedReport:
+    """The report on a call with symbolic sizes: the plan at one choice of sizes, with its typing
+    decided for all.
 
     Arguments:
       reader: the function with its mesh and options.
@@ -419,17 +365,6 @@ def sized_report(reader: CallReader, signature: CallSignature) -> Report:
     Raises:
       SbpError: where there is no plan.
     """
-    try:
-        return _report_of_sizes(reader, signature)
-    except SbpError:
-        raise
-    except (TypeError, ValueError) as error:
-        _refuse_equal_sizes(error, SizedCall.of(reader, signature))
-        raise
-
-
-def _report_of_sizes(reader: CallReader, signature: CallSignature) -> SizedReport:
-    """The plan at one choice of sizes, with its typing decided for all."""
     call = SizedCall.of(reader, signature)
     try:
         plan = call.plan()
