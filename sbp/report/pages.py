@@ -3,7 +3,7 @@ a program without a plan, and the annotated source."""
 
 import json
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,10 +23,10 @@ from sbp.errors import (
 from sbp.explain import change, subjects
 from sbp.explain.names import recomputed_lines
 from sbp.handwritten import check, compared
-from sbp.infer import flow, space
+from sbp.infer import space
 from sbp.machine.hardware import HARDWARE
 from sbp.plan.ir import ORDERED_TYPES
-from sbp.plan.program import Program, place, sends
+from sbp.plan.program import Program, place
 from sbp.report import device_bytes, facts, flows, shards, timeline
 from sbp.report.parts import (
     Facts,
@@ -38,20 +38,17 @@ from sbp.report.parts import (
     SourceLine,
     Table,
     sentences,
-    table,
     table_of,
     table_section,
 )
 from sbp.report.wording import (
     bytes_text,
-    node_text,
     place_text,
     size_text,
 )
 from sbp.signatures import ROUNDED_PARTS
 from sbp.source.reader import character_index, line_text, names_at, shorten, users_span
 from sbp.trace.graph import CONTROL_FLOW, WHILE_TRIPS, Node, group_by, trips_are_assumed, trips_of
-from sbp.types import P
 
 # ---- findings -----------------------------------------------------------------------------------
 # Diagnostic -> ShownDiagnostic: adds the source lines with marks.
@@ -137,50 +134,6 @@ def coverage_section(read: check.Coverage) -> Section:
     )
 
 
-# ---- precision ----------------------------------------------------------------------------------
-# Program -> the dtypes in which its sums over devices are added, where the user chose any.
-
-
-SHOWN_CASTS = 4
-"""Casts that round parts are named up to this number, and counted beyond it."""
-
-
-def precision(program: Program) -> tuple[Section, ...]:
-    """The sums of a plan by the dtype in which they are added, and the casts before them.
-
-    Arguments:
-      program: the plan.
-
-    Returns:
-      A section; none where the user chose no `reduce_dtype`, and where no float is summed.
-    """
-    found = defaultdict[tuple[str, str], list[tuple[int, float]]](list)
-    for send in sends(program):
-        step, planned = send.step, send.planned
-        # An all-gather of blocks that were exchanged and added belongs to the same sum.
-        if step and planned and send.reduces and send.kind != "all_gather":
-            dtype = program.graph.avals[planned.box.target.value].dtype
-            if step.source[step.mesh_axes[0]] == space.encode(P) and flow.is_real(dtype):
-                wide = step.wide if step.wide and step.wide.dim is not None else None
-                how = wide.dtype if wide else f"{dtype}, by the platform"
-                found[str(dtype), how].append((planned.trips, step.bytes_sent * planned.trips))
-    if not program.typing.sums or not found:
-        return ()
-    rows = (
-        (parts, how, str(sum(runs for runs, _ in same)), bytes_text(sum(sent for _, sent in same)))
-        for (parts, how), same in sorted(found.items())
-    )
-    nodes, typed = program.graph.walk(), program.typing.rows
-    casts = [node_text(n) for n in nodes if ROUNDED_PARTS.name in typed[n.id].kernels]
-    named = (
-        f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`):"
-        f" {listed(casts, SHOWN_CASTS)}"
-    )
-    made = table(("parts", "added in", ">runs", ">per device"), rows)
-    parts = (made, named) if casts else (made,)
-    return (Section(title="precision of sums over devices", parts=parts),)
-
-
 # ---- how types were chosen ----------------------------------------------------------------------
 # Program -> how its types were chosen: the strategy that they make, how good the choice is, and
 # what the search left out.
@@ -203,7 +156,13 @@ def _choice(program: Program) -> str:
     option = change.boxing_option(request)
     boxing = option if isinstance(option, str) else json.dumps(option, ensure_ascii=False)
     operations = counted(sum(not n.regions for n in program.graph.walk()), "local operation")
-    return f"{operations}; boxing `{boxing}`; the types are {how}{before}"
+    rounded = sum(ROUNDED_PARTS.name in row.kernels for row in typing.rows.values())
+    casts = (
+        f"; {counted(rounded, 'cast')} of parts before their sum (`reduce_dtype`)"
+        if rounded
+        else ""
+    )
+    return f"{operations}; boxing `{boxing}`; the types are {how}{before}{casts}"
 
 
 def _left_out(program: Program) -> Iterator[str]:
@@ -524,7 +483,6 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
             parts=tuple(replace(p, instead=()) for p in others),
             opened=False,
         )
-    yield from precision(program)
     if short:
         return
     if telling := shards.telling_tensor(program):
