@@ -293,9 +293,8 @@ class Report(Shows):
     @takes("Report.trace", skip=1)
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the modelled step as a JSON trace, which https://ui.perfetto.dev and
-        chrome://tracing open beside a profile of the real step: a track for the device's own work,
-        one for the links of each mesh axis, and one for the loops. All runs of an operation in a
-        loop are one event.
+        chrome://tracing open beside a profile of the real step: a track for the device's own work
+        and one for the links of each mesh axis. All runs of an operation in a loop are one event.
 
         Arguments:
           path: the file; one that exists is replaced.

@@ -34,6 +34,7 @@ from sbp.trace.collectives import SHARD_MAP, mesh_sizes
 from sbp.trace.graph import (
     CONTROL_FLOW,
     LOOPS,
+    WHILE_TRIPS,
     Graph,
     Node,
     amount,
@@ -95,15 +96,6 @@ class Interval(NamedTuple):
         return self.what, self.line, self.phase, self.axes
 
 
-class LoopInterval(NamedTuple):
-    """Time of a loop; `depth` says how many loops are around it."""
-
-    start: float
-    seconds: float
-    node: Node
-    depth: int
-
-
 class Schedule:
     """The schedule that the cost model gives a program: its instructions one after another, but for
     exchanges that run beside the products that use them.
@@ -113,22 +105,16 @@ class Schedule:
 
     Attributes:
       intervals: in program order; what runs beside an operation comes after it.
-      loops: the outer ones before those inside them.
       seconds: from the first to the last; the sum of the seconds that the step waits for.
     """
 
     def __init__(self, program: Program) -> None:
         self.program, self.seconds = program, 0.0
         phases, intervals = Phases(program.graph), list[Interval]()
-        loops: dict[int, LoopInterval] = {}
         for instruction, _, regions, _ in walk(program.block):
-            around, start = [node for node, _ in regions], self.seconds
+            around = [node for node, _ in regions]
             intervals += self._instruction(instruction, *phases.place(instruction, around), around)
-            for depth, node in enumerate(n for n in around if n.op in LOOPS):
-                begin = loops[node.id].start if node.id in loops else start
-                loops[node.id] = LoopInterval(begin, self.seconds - begin, node, depth)
         self.intervals = tuple(intervals)
-        self.loops = sorted(loops.values(), key=lambda loop: (loop.start, loop.depth))
 
     def _instruction(
         self, instruction: Apply | Box, node: Node | None, phase: Phase, around: Sequence[Node]
@@ -217,28 +203,21 @@ def lane_seconds(found: Schedule) -> dict[str, dict[Phase, float]]:
 
 
 def trace_events(found: Schedule) -> list[dict[str, Any]]:
-    """A schedule in the Trace Event Format of Chrome, which Perfetto opens: a track for the loops
-    and one for each lane. Times are microseconds."""
-    lanes = ["loops", OWN_LANE, *dict.fromkeys(one.lane for one in found.intervals if one.axes)]
-
-    def event(lane: str, one: Interval | LoopInterval, name: str, **facts: Any) -> dict[str, Any]:
-        at = {"ph": "X", "pid": 0, "tid": lanes.index(lane), "name": name, "args": facts}
-        return at | {"ts": 1e6 * one.start, "dur": 1e6 * one.seconds}
-
+    """A schedule in the Trace Event Format of Chrome, which Perfetto opens: a track for each lane.
+    Times are microseconds."""
+    lanes = [OWN_LANE, *dict.fromkeys(one.lane for one in found.intervals if one.axes)]
     track = {"ph": "M", "pid": 0, "name": "thread_name"}
     return [
         *(track | {"tid": k, "args": {"name": lane}} for k, lane in enumerate(lanes)),
         *(
-            event("loops", loop, f"{loop.node.op} {place.where}", line=place.text)
-            for loop in found.loops
-            for place in [flows.place_name(loop.node)]
-        ),
-        *(
-            event(
-                one.lane,
-                one,
-                f"{one.what} {where}",
-                **{
+            {
+                "ph": "X",
+                "pid": 0,
+                "tid": lanes.index(one.lane),
+                "name": f"{one.what} {where}",
+                "ts": 1e6 * one.start,
+                "dur": 1e6 * one.seconds,
+                "args": {
                     "line": text,
                     "at": where,
                     "pass": one.phase,
@@ -246,7 +225,7 @@ def trace_events(found: Schedule) -> list[dict[str, Any]]:
                     "runs": one.runs,
                     "waited_us": 1e6 * one.waited,
                 },
-            )
+            }
             for one in found.intervals
             for text, where in [one.line]
         ),
@@ -270,10 +249,7 @@ def _hardware(program: Program) -> str:
 # ---- picture ------------------------------------------------------------------------------------
 
 
-SHOWN_DEPTH = 3
-"""Loops inside each other that have a line of their own."""
-
-_NAME, _PLOT, _LANE, _LOOP, _TOP, _TICKS, _KEY = 84.0, 660.0, 30.0, 18.0, 4.0, 24.0, 18.0
+_NAME, _PLOT, _LANE, _TOP, _TICKS, _KEY = 84.0, 660.0, 30.0, 4.0, 24.0, 18.0
 _BAND = PHASE_HEIGHT + 4
 
 _SEEN = 2.0
@@ -327,8 +303,8 @@ def _caption(program: Program, found: Schedule) -> str:
             f"the modelled step over time: {seconds_text(found.seconds)}{waiting}.": True,
             f"sbp assumes no overlap{but}. A compiler may overlap more.": True,
             f"{longest}.": longest,
-            "sbp assumes how often a while loop runs.": any(
-                trips_are_assumed(one.node) for one in found.loops
+            f"sbp does not know the trip count of a while loop, and assumes {WHILE_TRIPS}.": any(
+                trips_are_assumed(n) for n in program.graph.walk()
             ),
             "sbp counts each branch of a conditional as equally likely.": any(
                 n.op in CONTROL_FLOW - LOOPS for n in program.graph.walk()
@@ -347,9 +323,7 @@ def _drawing(program: Program, found: Schedule) -> Board:
     longest = _longest(found)
     used = {axis for i in found.intervals for axis in i.axes}
     rows = ["", *(name for name in program.mesh.names if name in used)]
-    depth = min(SHOWN_DEPTH, max((loop.depth + 1 for loop in found.loops), default=0))
-    lanes = _TOP + _BAND + _LANE * len(rows)
-    below = lanes + _LOOP * depth
+    below = _TOP + _BAND + _LANE * len(rows)
     board = Board(_NAME + _PLOT + 4, below + _TICKS + _KEY)
     draw_phases(board, ((i.phase, *_ends(found, i)) for i in found.intervals if i.waited), _TOP)
     for number, lane in enumerate(rows):
@@ -357,9 +331,6 @@ def _drawing(program: Program, found: Schedule) -> Board:
         board.label((4, top + 19), lane or OWN_LANE, _NAME - 8, Ink(bold=True))
         board.line([(_NAME, top + _LANE), (_NAME + _PLOT, top + _LANE)], Ink(width=0.3))
         _lane(board, found, longest, lane, top)
-    for loop in found.loops:
-        if loop.depth < depth:
-            _loop(board, found, loop, lanes + _LOOP * loop.depth)
     for part, anchor in enumerate(("start", "middle", "middle", "middle", "end")):
         x = _NAME + _PLOT * part / 4
         board.line([(x, below), (x, below + 4)], Ink(width=0.8))
@@ -389,7 +360,7 @@ def _color(one: Interval, longest: Interval | None) -> str:
     return COSTLY if longest is not None and one.cause == longest.cause else PARTIAL
 
 
-def _ends(found: Schedule, one: Interval | LoopInterval) -> tuple[float, float]:
+def _ends(found: Schedule, one: Interval) -> tuple[float, float]:
     """The left and the right edge of a time."""
     pixels = _PLOT / found.seconds
     return _NAME + pixels * one.start, _NAME + pixels * (one.start + one.seconds)
@@ -414,20 +385,6 @@ def _lane(board: Board, found: Schedule, longest: Interval | None, lane: str, to
         color = _color(max((one for one, *_ in some), key=lambda one: one.seconds), longest)
         ink = Ink(color=color, opacity=0.35 * min(1, filled), width=0)
         board.rect((_NAME + _SEEN * column, top + 3), (_SEEN, tall), ink, title="short operations")
-
-
-def _loop(board: Board, found: Schedule, one: LoopInterval, top: float) -> None:
-    (left, right), node = _ends(found, one), one.node
-    if right - left < _SEEN:
-        return
-    assumed = " (assumed)" if trips_are_assumed(node) else ""
-    each = ", in each of the runs around it" if one.depth else ""
-    runs = counted(trips_of(node), "run")
-    label = f"{'all ' * (trips_of(node) > 1)}{runs}{assumed} of {node.name}{each}"
-    text = f"{label}: {seconds_text(one.seconds)}"
-    bracket = [(left, top + 2), (left, top + 6), (right, top + 6), (right, top + 2)]
-    board.line(bracket, Ink(width=0.8), title=text)
-    board.inside(left, right, top + 17, label, title=text)
 
 
 def _lanes_table(found: Schedule) -> Table:
