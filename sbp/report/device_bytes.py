@@ -1,5 +1,5 @@
 """Program -> bytes of one device: what it has in memory, moment by moment and by class, and what it
-sends by mesh axis, phase and place; each as a picture."""
+sends by mesh axis, phase and place."""
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +31,7 @@ from sbp.report.parts import (
     Board,
     Ink,
     Picture,
+    Plain,
     Point,
     Table,
     draw_phases,
@@ -337,14 +338,12 @@ def _steps(heights: Iterable[float], wide: float) -> Iterator[Point]:
         yield from ((_NAME + wide * n, height) for n in (numbers[0], numbers[-1] + 1))
 
 
-# ---- picture of what is sent --------------------------------------------------------------------
-# A matrix whose cells are darker the more they send, for one plan or for two side by side.
+# ---- what is sent -------------------------------------------------------------------------------
+# Tables of bytes, for one plan or for two side by side.
 
 
 MOST_PLACES = 16
 """Rows of places; the others are added up in one more row."""
-
-_PLACE, _CELL, _ROW, _GAP = 170.0, 78.0, 24.0, 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,12 +403,12 @@ def matrices(found: Sequence[ProgramFlows]) -> tuple[Matrix, Matrix]:
     )
 
 
-def traffic_picture(program: Program, other: Program | None = None) -> Picture:
+def traffic_parts(program: Program, other: Program | None = None) -> tuple[Plain, ...]:
     """The bytes that one device sends per call, by mesh axes, phase and place.
 
     Arguments:
       program: the plan.
-      other: a plan beside it, on the same scale.
+      other: a plan beside it.
     """
     programs = (program,) if other is None else (program, other)
     found = tuple(map(traffic, programs))
@@ -431,52 +430,12 @@ def traffic_picture(program: Program, other: Program | None = None) -> Picture:
         }
     )
     if not any(t.bytes for t in found):
-        return picture(caption, None, "no device sends anything")
-    both = matrices(found)
-    return picture(caption, _matrix_drawing(both), *map(_matrix_table, both))
-
-
-def _matrix_drawing(both: tuple[Matrix, Matrix]) -> Board:
-    plans, top = len(both[0].plans), 20.0
-    block = _CELL * (max(len(m.columns) for m in both) + 1) + _GAP
-    board = Board(_PLACE + block * plans, top + sum(_ROW * (len(m.rows) + 1) + _GAP for m in both))
-    for plan, name in enumerate(("this plan", "the other plan") if plans > 1 else ()):
-        board.text((_PLACE + block * plan, 12), name, Ink(bold=True))
-    for matrix in both:
-        board.text((4, top + 16), matrix.corner, Ink(bold=True))
-        for number, row in enumerate(matrix.rows, 1):
-            board.label((4, top + _ROW * number + 16), row, _PLACE - 10)
-        for plan in range(plans):
-            _cells(board, matrix, plan, (_PLACE + block * plan, top))
-        top += _ROW * (len(matrix.rows) + 1) + _GAP
-    return board
-
-
-def _cells(board: Board, matrix: Matrix, plan: int, corner: Point) -> None:
-    """The cells of one plan: each with its bytes, darker the more it sends."""
-    left, top = corner
-    most = max((b for sums in matrix.plans for b in sums.values()), default=0.0)
-    middles = [left + _CELL * (n + 0.5) for n in range(len(matrix.columns) + 1)]
-    for x, column in zip(middles, (*matrix.columns, "sum"), strict=True):
-        board.label((x, top + 16), column, _CELL - 6, Ink(bold=True), anchor="middle")
-    for at, row in enumerate(matrix.rows, 1):
-        y = top + _ROW * at
-        for x, column in zip(middles, matrix.columns, strict=False):
-            bytes_ = matrix.plans[plan].get((row, column), 0.0)
-            is_most = bytes_ == most > 0
-            color, width = (COSTLY, 2) if is_most else (SPLIT, 0)
-            board.rect(
-                (x - _CELL / 2 + 1, y + 1),
-                (_CELL - 2, _ROW - 2),
-                Ink(color=color, opacity=0.5 * bytes_ / most, width=width),
-                title=f"{row}, {column}: {bytes_text(bytes_)}",
-            )
-            board.text((x, y + 16), _cell([bytes_]), Ink(bold=is_most), anchor="middle")
-        board.text((middles[-1], y + 16), _cell([matrix.sum_of(plan, row)]), anchor="middle")
+        return (caption, "no device sends anything")
+    return (caption, *map(_matrix_table, matrices(found)))
 
 
 def _matrix_table(matrix: Matrix) -> Table:
-    """The same in words; of two plans, both numbers in a cell."""
+    """Of two plans, both numbers in a cell."""
     return table(
         (matrix.corner, *(f">{c}" for c in (*matrix.columns, "sum"))),
         (

@@ -469,7 +469,6 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
     yield _collectives(program, facts.by_line(sent) if short else sent, short=short)
     if sent and not short:
         others = (
-            device_bytes.traffic_picture(program),
             timeline.timeline_picture(program),
             device_bytes.memory_picture(program),
         )
@@ -478,8 +477,8 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
             parts=(flows.program_picture(program, brief=True),),
         )
         yield Section(
-            title="pictures of bytes, time and memory; report.bytes(), .timeline() and .memory()"
-            " show them as text",
+            title="pictures of time and memory; report.timeline() and .memory() show them as text,"
+            " and report.bytes() what is sent",
             parts=tuple(replace(p, instead=()) for p in others),
             opened=False,
         )

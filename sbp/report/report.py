@@ -239,7 +239,7 @@ class Report(Shows):
         row of their own.
 
         Arguments:
-          other: the report of another plan, which is drawn beside this one on the same scale.
+          other: the report of another plan, whose bytes stand beside those of this one.
 
         Raises:
           SbpError: `unknown-option` where one of them has no plan, or `other` is not a report.
@@ -251,10 +251,8 @@ class Report(Shows):
         >>> print(step.plan(x, x).report().bytes().text().split(" in all")[0])
         bytes that one device sends per call, by mesh axis: 128.0 B
         """
-        beside = None if other is None else other._planned("drawn")
-        return Shown(
-            page=Page(parts=(device_bytes.traffic_picture(self._planned("drawn"), beside),))
-        )
+        beside = None if other is None else other._planned("shown")
+        return Shown(page=Page(parts=device_bytes.traffic_parts(self._planned("shown"), beside)))
 
     @takes("Report.roofline", skip=1)
     def roofline(self) -> Shown:
