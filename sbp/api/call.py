@@ -263,7 +263,7 @@ class JitOptions:
         `out_types` or `out_shardings`.
       keep_unused: whether the compiled program takes arguments that it does not read.
       compiler_options: options of XLA.
-      plan: files and folders of the plans to run, from `plan.save`; None to plan.
+      plan: the file of the plan to run, from `plan.save`; None to plan.
       at: the user's call of `sbp.jit`.
     """
 
@@ -281,7 +281,7 @@ class JitOptions:
     out_option: str
     keep_unused: bool
     compiler_options: dict[str, Any] | None
-    plan: tuple[str, ...] | None
+    plan: str | None
     at: Span | None
 
 

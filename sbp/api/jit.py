@@ -65,7 +65,7 @@ from sbp.kinds import (
 )
 from sbp.limits import BOXING, POLICIES, Budget, Policy, Remat
 from sbp.machine.mesh import Hardware, mesh_spec
-from sbp.plan.saved import paths_of_plans
+from sbp.plan.saved import path_of
 from sbp.report.report import Report
 from sbp.run.arrays import Padded, Partial
 from sbp.run.execute import own_mesh
@@ -446,7 +446,7 @@ def jit(
     device: Any = None,
     backend: Any = None,
     compiler_options: dict[str, Any] | None = None,
-    plan: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    plan: str | os.PathLike[str] | None = None,
     remat: Remat = "auto",
 ) -> Jitted:
     """Gives every tensor of `fn` a distributed type on `mesh` and runs it as one `shard_map` of
@@ -490,9 +490,9 @@ def jit(
       keep_unused, compiler_options: as in `jax.jit`.
       inline: taken and not read.
       device, backend: refused; the mesh names the devices.
-      plan: the file of a plan, from `plan.save`; several files for calls with several sets of
-        shapes. Calls run the first plan that was made for them and do not plan. Shardings that
-        arguments carry are no pins then: they are moved to where the plan takes them.
+      plan: the file of a plan, from `plan.save`. Calls run that plan, and are refused if it was
+        not made for them. Shardings that arguments carry are no pins then: they are moved to where
+        the plan takes them.
       remat: "auto" lets the backward pass recompute values of the forward pass, as `jax.checkpoint`
         does, if the fastest plan does not fit `memory_limit`. "never" leaves that to the program.
 
@@ -530,7 +530,7 @@ def jit(
         out_option="out_shardings" if is_given(out_shardings) else "out_types",
         keep_unused=keep_unused,
         compiler_options=None if compiler_options is None else dict(compiler_options),
-        plan=None if plan is None else paths_of_plans(plan),
+        plan=None if plan is None else path_of(plan, "plan"),
         at=_jax.caller_span(),
         parameters=Parameters.of(
             fn, (static_argnums, static_argnames), (donate_argnums, donate_argnames)

@@ -316,59 +316,35 @@ def path_of(path: Any, what: str) -> str:
     """
     try:
         found = os.fsdecode(path)
-        if b"\0" in os.fsencode(found):
-            raise ValueError("a path has no null character")
+        if not found or b"\0" in os.fsencode(found):
+            raise ValueError("a path has characters, and none is null")
         return os.path.abspath(found)
     except (TypeError, ValueError) as error:  # ValueError for characters that no path has
         raise refused(f"{what} must be the path of a file, got {show(path)}", error) from error
 
 
-def paths_of_plans(given: Any) -> tuple[str, ...]:
-    """The paths of `sbp.jit(.., plan=)`: of one file, or of several.
-
-    Raises:
-      SbpError: `bad-argument` for what is no path.
-    """
-    several = given if isinstance(given, list | tuple) else [given]
-    if not several or any(isinstance(path, str) and not path for path in several):
-        raise refused("plan has no path; name a file from plan.save", ValueError)
-    return tuple(path_of(path, "plan") for path in several)
-
-
-def load_program(paths: tuple[str, ...], request: Request) -> Program:
-    """The first plan of some files that fits a request, verified.
+def load_program(path: str, request: Request) -> Program:
+    """The plan of a file, verified.
 
     Arguments:
-      paths: of files.
+      path: of the file.
       request: the program with everything that its plan is chosen by.
 
     Raises:
-      SbpError: `saved-plan` where a file cannot be read, and where each file was made for another
-        program, mesh, version or option, or does not hold.
+      SbpError: `saved-plan` where the file cannot be read, was made for another program, mesh,
+        version or option, or does not hold.
     """
-    # All are read: one that is missing is refused wherever it stands.
-    texts = [read_file(path, "write it with plan.save(path)") for path in paths]
-    wrong: list[SbpError] = []
-    for text in texts:
-        try:
-            return SavedPlan.loads(text).program_for(request)
-        except SbpError as error:
-            if error.code != "saved-plan":
-                raise
-            wrong.append(error)
-    if len(wrong) > 1:
+    text = read_file(path, "write it with plan.save(path)")
+    try:
+        return SavedPlan.loads(text).program_for(request)
+    except SbpError as error:
+        if error.code != "saved-plan":
+            raise
         raise SbpError(
-            f"none of {len(paths)} saved plans is for this call; plan it without plan=, and save"
-            " the plan beside them",
+            f"{error.title}; plan again without plan=, and save the new plan",
             code="saved-plan",
-            details=[f"{path}: {error.title}" for path, error in zip(paths, wrong, strict=True)],
-        )
-    (error,) = wrong
-    raise SbpError(
-        f"{error.title}; plan again without plan=, and save the new plan",
-        code="saved-plan",
-        details=(*error.details, f"file: {paths[0]}"),
-    ) from error
+            details=(*error.details, f"file: {path}"),
+        ) from error
 
 
 def read_file(path: str, advice: str) -> str:
