@@ -68,7 +68,7 @@ PRICES = tuple(10.0**n for n in range(-14, -6))
 
 HALVINGS = 3
 """Prices of memory that are tried between the last price whose plan does not fit and the first
-whose plan fits. `Program.memory_prices` counts all prices, for the report."""
+whose plan fits."""
 
 LARGE, AXIS_FACTOR = 6000, 8
 """Nodes of a program up to which the reuse of forward conversions counts when types are chosen on
@@ -132,14 +132,12 @@ class PlanSearch:
       options: of `choose`.
 
     Attributes:
-      prices: how many prices of memory were tried so far.
       live: the values that are charged besides arguments and results.
     """
 
     def __init__(self, request: Request, **options: Any) -> None:
         self.request, self.options = request, options
         self.live: set[tuple[int, bool]] = set()
-        self.prices = 0
 
     @functools.cached_property
     def systems(self) -> tuple[System, ...]:
@@ -183,7 +181,6 @@ class PlanSearch:
                 for r in fuller.fullest
                 if r.value in self.request.graph.avals
             }
-        self.prices += 1
         return self.at(byte_price=price, live=frozenset(self.live))
 
     def at_price(
@@ -322,7 +319,7 @@ def _trade_memory(search: PlanSearch, program: Program) -> Program:
             break
         tried.append(found)
     best = min(tried, key=lambda p: p.cost.seconds * p.cost.peak_memory_bytes**WORTH)
-    cheap = replace(best, memory_prices=search.prices, faster=program.faster or program.cost)
+    cheap = replace(best, faster=program.faster or program.cost)
     return cheap if best.cost.peak_memory_bytes <= peak - enough else program
 
 
@@ -415,7 +412,6 @@ def _within_memory(
                     best = min(best, found, key=lambda p: p.cost.seconds)
                 else:
                     too_low = middle
-            best = replace(best, memory_prices=search.prices)
             return best, best
         # Plans at the highest price may be full at new moments. Then lower prices may do as well.
         too_low = price if price < highest else PRICES[0] / 10

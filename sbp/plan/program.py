@@ -109,8 +109,6 @@ class Program:
       removed: the repeated conversions that were removed from it.
       declined: the repeated conversions that run again, since their first results would take too
         much memory.
-      memory_prices: how many prices per byte of memory types were chosen at, to hold less than the
-          fastest plan does; 0 for that plan.
       faster: the cost of a faster plan that holds more than it is worth, where no memory limit
           forbids it.
     """
@@ -122,7 +120,6 @@ class Program:
     before: "Program | None" = field(default=None, repr=False)
     removed: tuple[Repeat, ...] = field(default=(), repr=False)
     declined: tuple[Repeat, ...] = field(default=(), repr=False)
-    memory_prices: int = 0
     faster: Cost | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Program":
@@ -161,8 +158,7 @@ class Program:
         request = replace(self.request, budgets=request.budgets)  # it may recompute
         if any(over_budget(self.block, request)):
             return None
-        prices = 0 if self.faster else self.memory_prices  # without a limit, tried for the faster
-        return replace(self.with_typing(request=request), faster=None, memory_prices=prices)
+        return replace(self.with_typing(request=request), faster=None)
 
     @property
     def fits(self) -> bool:

@@ -35,7 +35,7 @@ from sbp.trace.graph import Constant, Graph, Operand
 from sbp.types import MONOIDS, Broadcast, Split, Unreduced
 from sbp.version import VERSION
 
-FORMAT = 7
+FORMAT = 8
 """The version of the file's own form."""
 
 _PARTS = {
@@ -89,7 +89,6 @@ class SavedPlan:
             "seconds": first.typing.seconds,
             "lower_bound": last.lower_bound,
             "bounds_reuse": last.bounds_reuse,
-            "memory_prices": program.memory_prices,
             "faster": program.faster and asdict(program.faster),
         }
         choices = map(first.typing.choice, program.request.flow.decisions)
@@ -243,7 +242,6 @@ class SavedPlan:
             return replace(
                 program,
                 declined=tuple(r for r in known.values() if r not in removed),
-                memory_prices=figures["memory_prices"],
                 faster=faster and Cost(**faster),
             )
         except (SbpInternalError, *_MALFORMED) as error:

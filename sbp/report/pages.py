@@ -175,12 +175,6 @@ def _left_out(program: Program) -> Iterator[str]:
             " needs less memory. Set memory_limit= to the memory that a plan may use, and sbp takes"
             " the fastest plan that fits"
         )
-    elif program.memory_prices:
-        yield (
-            "the cheapest plan does not fit in memory_limit. sbp tried"
-            f" {counted(program.memory_prices, 'price')} of memory and took the cheapest plan that"
-            " fits. A cheaper one may exist"
-        )
     if (how := program.request.recomputed) is not None:
         kept = ", without the products there" * how.keeps_products
         yield (

@@ -153,7 +153,6 @@ CHANGED = {
     "lost figures": ('"lower_bound"', '"bound"', FIGURES),
     "no type": (r'("choices"): \[', r'\1: [3, "x", ', r"it has \d+ choices, and this call needs"),
     "another type": (r'("choices"): \[\[', r'\1: [["x", ', "see `choices` in the file|do not hold"),
-    "prices": ('("memory_prices"): [^,}]+', r"\1: 7", FIGURES),
     **{
         name: ("(?s).+", text, "^saved-plan: ")
         for name, text in {

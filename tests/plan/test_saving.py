@@ -242,7 +242,7 @@ def test_policies_of_readers_hold(inner):
 
 
 # ---- the search under a memory limit -------------------------------------------------------------
-# The search for a plan under a memory limit, and what the report says of it.
+# The search for a plan under a memory limit, and its bound.
 
 
 SQUARE = jax.ShapeDtypeStruct((8192, 8192), jnp.float32)
@@ -257,36 +257,35 @@ def product(memory_limit):
     )
 
 
-def test_the_prices_that_a_memory_limit_tries_are_said():
-    tight = product(WHOLE / 2)
-    count = tight.program.memory_prices
-    assert tight.cost.peak_memory_bytes <= WHOLE / 2 and count > fit.HALVINGS
-    assert f"sbp tried {count} prices of memory" in tight.report().text(400)
-
-
 def test_the_constraints_are_written_down_once_for_all_prices(monkeypatch):
-    asked = []
+    asked, prices = [], []
 
     def counted(request):
         asked.append(request)  # a list keeps them alive, so that no two have one id
         return written(request)
 
-    written = fit.constraints_of
+    def priced(search, price, fuller):
+        prices.append(price)
+        return at_full(search, price, fuller)
+
+    written, at_full = fit.constraints_of, fit.PlanSearch.at_full
     monkeypatch.setattr(fit, "constraints_of", counted)
+    monkeypatch.setattr(fit.PlanSearch, "at_full", priced)
     program = product.__wrapped__(WHOLE / 2).program
-    assert sum(r is program.request for r in asked) == 1 < program.memory_prices
+    assert sum(r is program.request for r in asked) == 1 and len(prices) > fit.HALVINGS
 
 
 @pytest.mark.parametrize("limit", [None, 1e12])
-def test_without_a_limit_that_binds_no_price_is_tried(limit):
-    free = product(limit)
-    assert free.program.memory_prices == 0 and "prices of memory" not in free.report().text(400)
+def test_without_a_limit_that_binds_no_price_is_tried(limit, monkeypatch):
+    monkeypatch.setattr(fit.PlanSearch, "at_full", None)
+    assert product.__wrapped__(limit).program.fits
 
 
 def test_the_bound_holds_whatever_the_memory():
     """A bound on seconds and a price of memory together says nothing of plans that take more memory
     and fit the limit, too."""
     free, tight = product(None), product(WHOLE / 2)
+    assert tight.cost.peak_memory_bytes <= WHOLE / 2
     assert tight.program.typing.lower_bound == free.program.typing.lower_bound
     assert not tight.program.typing.optimal and "proved cheapest" in free.report().text(400)
     assert "proved cheapest" not in tight.report().text(400)
