@@ -259,9 +259,6 @@ class Why:
       untried: number of types with another atom on one mesh axis that were not tried, to save time.
       conversions: of this value, most bytes first.
       output_names: names of the program's results.
-      proved: whether the bound shows that no plan under the same policies and limits is cheaper.
-      evades: whether the annotation of an alternative may convert what the boxing policy forbids
-        elsewhere.
     """
 
     subject: Subject
@@ -278,8 +275,6 @@ class Why:
     untried: int
     conversions: tuple[ExplainedConversion, ...]
     output_names: tuple[str, ...]
-    proved: bool
-    evades: bool
 
 
 def why(
@@ -383,13 +378,6 @@ class _Inquiry:
                 for number, group in enumerate(groups)
             ),
             output_names=output_names,
-            # The bound does not hold for plans that reuse forward conversions if the search left
-            # these out, nor under a memory limit, where bytes have a price.
-            proved=typing.optimal
-            and typing.bounds_reuse
-            and self.program.request.memory_limit is None,
-            evades=subject.kind == "made"
-            and any(p != "auto" for p in self.program.request.strictest.policies),
         )
 
     def explain_conversion(self, group: Group, *, tried: bool) -> ExplainedConversion:

@@ -213,16 +213,9 @@ def verdict(why: Why, story: AxisStory) -> str:
     if best.cost.seconds > why.cost.seconds:
         tried = " of the types that sbp tried" * (why.untried > 0)
         return f"chosen by cost; next best{tried} {atom}, {gap}"
-    if why.proved and why.evades:
-        return (
-            "the cheapest type that the boxing policy allows; an annotation may convert anyway:"
-            f" {atom} is {gap}"
-        )
-    more = "; an annotation may convert where the policy does not" if why.evades else ""
-    # Cheaper, within the gap that the report states.
     return (
-        f"found by sbp's search, which does not always find the cheapest type{more}; {atom} is"
-        f" {gap}"
+        f"found by sbp's search; pinned as {atom} it is {gap}: the search may miss the cheapest"
+        " type, and boxing policies do not apply to annotations"
     )
 
 
