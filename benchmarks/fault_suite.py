@@ -175,8 +175,6 @@ def _with_options(edits: Sequence[OptionEdit]) -> Iterator[list[Any]]:
 
 
 def _edited(options: Any, edit: OptionEdit) -> Any:
-    if edit.option == "constraints":
-        return options
     if edit.option == "budgets":
         budgets = list(options.budgets)
         assert edit.position is not None

@@ -313,8 +313,8 @@ class OptionEdit:
 
     Arguments:
       option: the argument: `boxing`, `in_types`, `out_types`, `memory_limit`, `reduce_dtype` or
-          `budgets` of `sbp.jit`, `constraints` of `jax.export.symbolic_shape`, `out_specs` of
-          `jax.shard_map`, `in_types` and `out_types` of `sbp.manual`.
+          `budgets` of `sbp.jit`, `out_specs` of `jax.shard_map`, `in_types` and `out_types` of
+          `sbp.manual`.
       value: its new value as the call takes it; where `position` is given, that of one part: a
           type text, `sbp.padded` of one, or None for one array, the new `above` (bytes) for one
           budget.

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,21 +16,15 @@ from sbp.api.tracing import traced_call, with_result_types
 from sbp.errors import (
     ArgumentTypeError,
     Diagnostic,
-    Edit,
-    Help,
-    Label,
-    OptionEdit,
     SbpError,
     SbpTypeError,
     SbpWarning,
-    SourceEdit,
     counted,
     noting,
 )
-from sbp.explain.change import applicable, help_with_price, labels_at
+from sbp.explain.change import applicable, labels_at
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.program import Program
 from sbp.report.parts import Facts, Page, Section
 from sbp.report.report import Report
 from sbp.signatures.rule import is_known
@@ -59,7 +53,6 @@ from sbp.sizes.scope import (
     symbolic_in,
     symbols_in,
 )
-from sbp.source.editing import sizes_edits
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
 
@@ -257,26 +250,6 @@ def _shape_with(aval: Any, of: Callable[[Any], Any]) -> jax.ShapeDtypeStruct:
     )
 
 
-def priced_constraints(call: SizedCall, terms: Sequence[str], program: Program, then: str) -> Help:
-    """The help that makes the sizes of a call with constraints, beside those that the user gives.
-
-    Arguments:
-      call: the call.
-      terms: the constraints.
-      program: the plan after the help.
-      then: what is so after it, in words.
-    """
-    terms = call.scope.with_terms(terms)
-    edits: tuple[Edit, ...] = sizes_edits(call.reader.options.at, call.scope.names, terms)
-    quoted = ", ".join(f'"{t}"' for t in terms)
-    return help_with_price(
-        f"make the sizes with constraints=[{quoted}]: {then}",
-        edits
-        or (OptionEdit(option="constraints", value=terms, function="jax.export.symbolic_shape"),),
-        program,
-    )
-
-
 def _choice(scope: Scope, devices: int) -> Point:
     """Sizes of the scope to type the call at: for each symbol the device count times a prime of its
     own, or else a multiple of the device count, where the scope has such sizes.
@@ -342,7 +315,7 @@ class SizedReport(Report):
         at = point_text(found.point)
         how = {
             "every": f"every {found.holds}",
-            "some": found.holds,
+            "some": f"sizes where {found.holds}",
             "open": f"not proved; {found.holds} is needed",
         }[found.status]
         return (
@@ -375,7 +348,7 @@ def sized_report(reader: CallReader, signature: CallSignature) -> SizedReport:
     return SizedReport(
         program=report.program,
         diagnostics=(
-            *_limit_error(found, report, call),
+            *_limit_error(found),
             *_traced_otherwise(call),
             *_undecided_warning(found),
             *report.diagnostics,
@@ -392,40 +365,23 @@ def sized_report(reader: CallReader, signature: CallSignature) -> SizedReport:
     )
 
 
-def _limit_error(found: Decided, report: Report, call: SizedCall) -> Iterator[Diagnostic]:
-    """The error for a typing that does not hold for all sizes. Its help is the formula, as
-    constraints."""
+def _limit_error(found: Decided) -> Iterator[Diagnostic]:
+    """The error for a typing that does not hold for all sizes."""
     if found.counterexample is None:
         return
-    at = point_text(found.counterexample)
-    labels = [*labels_at((c.span for c in found.limits), "not for all sizes")[:4]]
-    more = len(found.limits) - 3
-    notes = [
-        *(f"this does not hold for {at}: {c.text}" for c in found.limits[:3]),
-        *applicable(
-            {f"not shown: {counted(more, 'more condition')} that some sizes break": more > 0}
-        ),
-    ]
-    helps: tuple[Help, ...] = ()
-    if found.terms and found.status == "some" and report.program is not None:
-        with contextlib.suppress(ValueError):  # no help where JAX does not accept the constraint
-            jax.export.SymbolicScope(call.scope.with_terms(found.terms))
-            then = "the typing holds for all of these"
-            helps = (priced_constraints(call, found.terms, report.program, then),)
-        labels += [
-            Label(span=e.span, text="these sizes are asked for", primary=not labels)
-            for h in helps
-            for e in h.edits
-            if isinstance(e, SourceEdit)
-        ]
+    at, more = point_text(found.counterexample), len(found.limits) - 3
     yield Diagnostic(
         code="size-condition",
         severity="error",
         title=f"the typing does not hold for every {found.asked}"
         + (f"; it holds where {found.holds}" if found.status == "some" else ""),
-        labels=tuple(labels),
-        notes=tuple(notes),
-        helps=helps,
+        labels=labels_at((c.span for c in found.limits), "not for all sizes")[:4],
+        notes=(
+            *(f"this does not hold for {at}: {c.text}" for c in found.limits[:3]),
+            *applicable(
+                {f"not shown: {counted(more, 'more condition')} that some sizes break": more > 0}
+            ),
+        ),
     )
 
 

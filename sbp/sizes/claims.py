@@ -10,12 +10,10 @@ symbolic sizes do not decide, which is an error.
 >>> (size,) = jax.export.symbolic_shape("4*b")
 >>> claim = Claim(text="x divides", key=0, holds=lambda lift: lift(size) % 8 == 0)
 >>> decide((claim,), Scope(("b",), ()), {"b": 6}).holds
-'mod(b, 2) == 0'
+'x divides'
 """
 
-import ast
 import contextlib
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -47,22 +45,15 @@ from sbp.sizes.scope import (
     Explored,
     Lift,
     Point,
-    Region,
     Scope,
     Solver,
     explore,
     map_sizes,
-    minimal,
-    numbers,
-    parse,
     shape_text,
     symbolic_in,
     symbols_in,
 )
 from sbp.trace.graph import DIM_AS_VALUE, Graph, Node, group_by
-
-TRIED = 512
-"""Small sizes at which a claim that is not decided is tried, and from which a formula is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +66,7 @@ class Claim:
       holds: whether the condition holds, computed with the sizes that its argument gives for
           symbolic ones.
       span: the user's line.
-      fact: the condition as a constraint of `jax.export.symbolic_shape`, where one states it.
+      fact: the condition as a constraint on sizes, where one states it.
     """
 
     text: str
@@ -279,7 +270,7 @@ def element_claims(graph: Graph) -> list[Claim]:
         if traits_of(node.op).regroups and symbolic_in(shapes):
             left, right = element_products(*shapes)
             if str(left) != str(right):
-                claims.append(_equal_elements(shapes, *equation(left, right), node.span))
+                claims.append(_equal_elements(shapes, left, right, node.span))
     return claims
 
 
@@ -308,50 +299,6 @@ def element_products(before: Sequence[Any], after: Sequence[Any]) -> tuple[Any, 
         else:
             other.append(size)
     return math.prod(rest), math.prod(other)
-
-
-def equation(left: Any, right: Any) -> tuple[Any, Any]:
-    """Two sizes as the sides of a constraint that they are equal. JAX takes one term on the left
-    side; a single symbol reads best.
-
-    >>> m, k = jax.export.symbolic_shape("m, k")
-    >>> equation(m + k, 8), equation(8, 2 * m), equation(m, 8 * (m // 8))
-    ((m, - k + 8), (2*m, 8), (mod(m, 8), 0))
-    """
-    difference = left - right
-    if not jax.export.is_symbolic_dim(difference):
-        return left, right
-    tree, scope = parse(str(difference)), difference.scope
-    for part in ast.walk(tree):
-        if isinstance(part, ast.Call) and ast.unparse(part.func) == "floordiv":
-            whole, by = (_size(ast.unparse(a), scope) for a in part.args)
-            if str(whole - by * (whole // by)) in (str(difference), str(-difference)):
-                return whole % by, 0
-    terms = [(_size(text.lstrip("-"), scope), -1 if text[0] == "-" else 1) for text in _terms(tree)]
-    sides = [(t, t - sign * difference) for t, sign in terms if jax.export.is_symbolic_dim(t)]
-    return min(sides, key=lambda side: _effort(*side))
-
-
-def _effort(term: Any, rest: Any) -> tuple[bool, bool]:
-    """Orders equations: a symbol that the other side does not have comes first, one that it has
-    last, since JAX replaces the symbol by the other side."""
-    single = str(term).isidentifier()
-    return single and str(term) in symbols_in(str(rest)), not single
-
-
-def _terms(tree: ast.expr) -> list[str]:
-    """The terms of a sum, those that are subtracted with a minus sign."""
-    match tree:
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return [*_terms(left), *_terms(right)]
-        case ast.BinOp(left=left, op=ast.Sub(), right=right):
-            return [*_terms(left), *(t[1:] if t[0] == "-" else f"-{t}" for t in _terms(right))]
-        case _:
-            return [ast.unparse(tree).replace(" ", "").replace("**", "^")]
-
-
-def _size(text: str, scope: Any) -> Any:
-    return jax.export.symbolic_shape(text.replace("**", "^"), scope=scope)[0]
 
 
 def check_symbols(graph: Graph, names: Iterable[str], avals: Iterable[Any]) -> None:
@@ -400,21 +347,18 @@ class Decided:
     Arguments:
       status: `every` size of the scope, `some` of them, or `open`: not decided for all.
       asked: the scope in words.
-      holds: where the decided claims hold, in the syntax of constraints; the scope where they hold
-          for all of it; the claims themselves where they have no formula.
-      terms: the facts of the formula; empty where there is none.
+      holds: the first decided claims that do not hold everywhere, in words; the scope where all
+          of them do.
       point: the sizes that the typing was chosen at.
       counterexample: sizes of the scope at which the typing does not hold.
       limits: the claims that do not hold everywhere, those that fail at the counterexample first.
-      undecided: the claims that are not decided everywhere, each with the reason and with what
-          small sizes say of it.
+      undecided: the claims that are not decided everywhere, each with the reason.
       claims: the number of claims.
     """
 
     status: Literal["every", "some", "open"]
     asked: str
     holds: str
-    terms: Region
     point: Point
     counterexample: Point | None
     limits: tuple[Claim, ...]
@@ -441,73 +385,44 @@ def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
       point: the sizes that the typing was chosen at.
     """
     found = [(c, explore(c.holds, scope, point)) for c in claims]
-    limited, terms = _limits(scope, found)
+    limited = _limits(scope, found)
+    terms = [f for _, e in limited if len(e.where(True)) == 1 for f in e.where(True)[0]]
     if terms and any(e.open for _, e in found):
         # Products of symbols are easier where the other claims hold: from mod(m, 8) == 0 follows
         # that 8 divides m*k.
         narrowed = scope.narrow(terms)
         found = [(c, explore(c.holds, narrowed, point) if e.open else e) for c, e in found]
-        limited, terms = _limits(scope, found)
+        limited = _limits(scope, found)
     failing = [*limited, *((c, e) for c, e in found if e.where(False) and e.open)]
-    small = scope.points() if failing else ()
-    counterexample = next(
-        (p for p in small if any(e.holds_at(p) is False for _, e in failing)),
-        next((p for _, e in failing for holds, _, p in e.cases if not holds), None),
-    )
+    counterexample = next((p for _, e in failing for holds, _, p in e.cases if not holds), None)
     at, asked = counterexample or point, _scope_text(scope)
     undecided = [(c, e.open) for c, e in found if e.open]
-    tried = _where_all_hold(limited, scope) if undecided else []
     return Decided(
         status="open" if undecided else "some" if limited else "every",
         asked=asked,
-        holds=" and ".join(terms) or _list_text([c.text for c, _ in limited]) or asked,
-        terms=terms,
+        holds=_list_text([c.text for c, _ in limited]) or asked,
         point=point,
         counterexample=counterexample,
         limits=tuple(c for c, _ in sorted(failing, key=lambda f: f[1].holds_at(at) is not False)),
-        undecided=tuple((c, _trial_text(c, why, tried)) for c, why in undecided),
+        undecided=tuple(
+            (c, f"sbp could not prove this, because {why}: {c.text}") for c, why in undecided
+        ),
         claims=len(claims),
         _scope=scope,
         _explored=tuple(e for _, e in found),
     )
 
 
-def _limits(
-    scope: Scope, found: Sequence[tuple[Claim, Explored]]
-) -> tuple[list[tuple[Claim, Explored]], Region]:
+def _limits(scope: Scope, found: Sequence[tuple[Claim, Explored]]) -> list[tuple[Claim, Explored]]:
     """The decided claims that do not hold everywhere, without those that follow from the claims
-    before them, and facts that hold exactly where they do; no facts where none were found."""
+    before them."""
     solver, limited = Solver(scope), list[tuple[Claim, Explored]]()
     for claim, explored in found:
         holds, fails = map(explored.where, (True, False))
         if fails and not explored.open and not solver.shows(holds):
             limited.append((claim, explored))
             solver.add(holds)
-    if not limited:
-        return [], ()
-
-    def suffice(facts: Iterable[str]) -> bool:
-        return Solver(scope.narrow(facts)).shows(*(e.where(True) for _, e in limited))
-
-    # Small sizes at which the claims hold show the bounds and the divisors of single symbols. Where
-    # these do not say all, the facts follow that rules asked for, which are dropped again first.
-    small = _where_all_hold(limited, scope)
-    simple = [f"{n} >= {min(p[n] for p in small)}" for n in scope.names if small]
-    for n in scope.names if small else ():
-        divisor = math.gcd(*(p[n] for p in small))
-        simple += [f"mod({n}, {k}) == 0" for k in range(2, divisor + 1) if divisor % k == 0]
-    noted = sorted({f for _, e in limited for _, region, _ in e.cases for f in region})
-    for facts in (simple, [*sorted(noted, key=len, reverse=True), *simple]):
-        common = [f for f in facts if solver.shows([(f,)])]
-        if suffice(common):
-            return limited, tuple(minimal(common, suffice))
-    return limited, ()
-
-
-def _where_all_hold(claims: Sequence[tuple[Claim, Explored]], scope: Scope) -> list[Point]:
-    """The first small sizes at which decided claims hold."""
-    found = (p for p in scope.points() if all(e.holds_at(p) for _, e in claims))
-    return list(itertools.islice(found, TRIED))
+    return limited
 
 
 def _list_text(texts: Sequence[str]) -> str:
@@ -515,17 +430,6 @@ def _list_text(texts: Sequence[str]) -> str:
     more = len(texts) - SHOWN
     rest = [counted(more, "more condition")] if more > 0 else []
     return " and ".join([*texts[:SHOWN], *rest])
-
-
-def _trial_text(claim: Claim, why: str, small: Sequence[Point]) -> str:
-    """Why a claim is not decided, and what some sizes at which the decided ones hold say of it."""
-    fails = next((p for p in small if not claim.holds(numbers(p))), None)
-    held = f"it holds for {counted(len(small), 'small size')} that sbp tried"
-    tried = f"it does not hold for {point_text(fails)}" if fails else held
-    return (
-        f"sbp could not prove this, because {why}: {claim.text};"
-        f" {tried if small else 'sbp tried no small size'}"
-    )
 
 
 def point_text(point: Point) -> str:

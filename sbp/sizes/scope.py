@@ -28,10 +28,10 @@ import math
 import operator
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, lru_cache, partialmethod, reduce
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -312,16 +312,11 @@ REGIONS = 128
 """Regions of sizes after which a predicate is left undecided at the other sizes; the report says
 so."""
 
-SMALL = 4096
-"""Small sizes among which a counterexample is looked for before Z3 finds one."""
-
 Region = tuple[str, ...]
 """Constraints, such as `mod(b, 4) == 0`: the points where all of them hold."""
 
 Lift = Callable[[Any], Any]
 """Symbolic size -> `Size`; other values stay as they are."""
-
-T = TypeVar("T")
 
 
 class Unanswered(Exception):
@@ -361,49 +356,10 @@ class Scope:
         """The points of the scope in a region."""
         return Scope(self.names, (*self.constraints, *region))
 
-    def with_terms(self, terms: Sequence[str]) -> Region:
-        """The constraints together with others; those that follow from the rest are left out.
-
-        >>> Scope(("b",), ("mod(b, 2) == 0", "b >= 4")).with_terms(["mod(b, 8) == 0"])
-        ('mod(b, 8) == 0',)
-        """
-        own = [c for c in self.constraints if c not in terms]
-        kept = minimal(own, lambda c: Scope(self.names, (*c, *terms)).always(self.constraints))
-        return (*kept, *terms)
-
-    def points(self, count: int = SMALL) -> Iterator[Point]:
-        """Points of the scope by their largest size, smallest first.
-
-        Arguments:
-          count: how many points are looked at, whether the scope allows them or not: of one symbol
-            the sizes up to `count`, of two up to its square root.
-
-        >>> [tuple(p.values()) for p in Scope(("a", "b"), ("a >= b",)).points(4)]
-        [(1, 1), (2, 1), (2, 2)]
-        """
-        largest = int(count ** (1 / max(1, len(self.names))) + 1e-9)
-        every = itertools.product(range(1, largest + 1), repeat=len(self.names))
-        ordered = sorted(every, key=lambda v: (max(v, default=0), v))
-        yield from filter(self.allows, (dict(zip(self.names, v, strict=True)) for v in ordered))
-
 
 def holds_at(region: Region, point: Point) -> bool:
     """Whether a point is in a region."""
     return all(value_of(c, point) for c in region)
-
-
-def minimal(items: Sequence[T], suffice: Callable[[list[T]], bool]) -> list[T]:
-    """Items without those that are not needed. The first ones are left out first.
-
-    Arguments:
-      items: all items, which suffice.
-      suffice: whether fewer of them do.
-    """
-    kept = list(items)
-    for item in items:
-        fewer = [one for one in kept if one is not item]
-        kept = fewer if suffice(fewer) else kept
-    return kept
 
 
 class Solver:

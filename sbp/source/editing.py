@@ -3,7 +3,6 @@ statement or change its policy, or change arguments of a call."""
 
 import ast
 import keyword
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -25,7 +24,6 @@ from sbp.source.reader import (
     is_local,
     keyword_of,
     line_text,
-    name_called,
     names_of_sbp,
     owner_of,
     parsed_file,
@@ -452,43 +450,6 @@ def _constant(part: ast.expr, at: Span, old: Any, new: Any) -> str:
         return ""
     text = repr(changed)
     return text if '"' in text or not isinstance(changed, str) else f'"{changed}"'
-
-
-def sizes_edits(made_at: Span | None, names: Sequence[str], constraints: Sequence[str]) -> Edits:
-    """Edits that give the call of `jax.export.symbolic_shape` which makes some sizes other
-    constraints; none where the file does not show one such call.
-
-    Arguments:
-      made_at: a place in the file.
-      names: the sizes.
-      constraints: the constraints.
-    """
-    if made_at is None:
-        return ()
-    calls = [
-        node
-        for node in ast.walk(parsed_file(made_at.file).tree)
-        if isinstance(node, ast.Call)
-        and name_called(node) == "symbolic_shape"
-        and node.args
-        and isinstance(node.args[0], ast.Constant)
-        and set(names) <= set(re.findall(r"\w+", str(node.args[0].value)))
-    ]
-    if len(calls) != 1:
-        return ()
-    (call,) = calls
-    texts = ", ".join(f'"{c}"' for c in constraints)
-    if (given := keyword_of(call, "constraints")) is not None:
-        return (SourceEdit(span=span_of(given, made_at.file), replacement=f"[{texts}]"),)
-    if keyword_of(call, "scope") is not None:
-        return ()  # JAX takes the constraints of the scope then
-    parts = (*call.args, *(k.value for k in call.keywords))
-    last = max(end_of(span_of(part, made_at.file)) for part in parts)
-    end = span_of(call, made_at.file)
-    rest = exact_text(replace(end, line=last.line, column=last.column)).splitlines()
-    if sum(line.partition("#")[0].count(")") for line in rest) != 1:
-        return ()  # the last argument is in parentheses
-    return (SourceEdit(span=last, replacement=f", constraints=[{texts}]"),)
 
 
 # ---- collectives --------------------------------------------------------------------------------

@@ -91,6 +91,8 @@ SAMPLE = (
 EXPECTED = {
     # JAX raises its own error.
     "symbolic_names": (False, False, False, False),
+    # The error has no constraint as a help.
+    "symbolic_heads": (True, False, False, False),
     # Another pin is dearer, and is judged first.
     "stage_buffer": (True, False, True, False),
     # The first help gives another typing than the one that was meant.

@@ -12,7 +12,7 @@ from sbp.sizes import scope
 from sbp.sizes.claims import Claim, decide
 from sbp.sizes.scope import Scope, explore, numbers, value_of
 from tests.same import registered
-from tests.sizes.oracle import MESH, TP, W, dims, f32, holds_there, mlp, sized
+from tests.sizes.oracle import MESH, W, dims, f32, holds_there, mlp, sized
 
 
 def test_products_of_symbols_are_decided():
@@ -61,7 +61,7 @@ def test_a_rule_that_wants_numbers_is_not_proved():
         "there are more than 128 cases: sized_test on (b, 4) takes data:S(0) to data:S(0)"
         in said.notes[0]
     )
-    assert "it does not hold for b = 2" in said.notes[0] and report.sizes.holds_at(b=40) is True
+    assert report.sizes.holds_at(b=40) is True
 
 
 def test_another_program_with_numbers_is_said():
@@ -86,20 +86,9 @@ def test_budgets_are_of_the_sizes_that_are_planned():
 
 # ---- limits of the search -----------------------------------------------------------------------
 
-RESIDUES = (0, 6, 10, 14, 18, 22, 26, 30, 40, 46)
-
-
-def test_claims_without_a_formula_are_shown():
-    """A rule that splits rows of ten lengths modulo 48: no conjunction of facts says that."""
-    report = of_rule("lengths_test", lambda n: n % 48 in RESIDUES)
-    found = report.sizes
-    assert (found.status, found.terms) == ("some", ())
-    assert "lengths_test on (b, 4)" in found.holds and found.holds in report.text(400)
-    assert all(found.holds_at(b=b) == (b % 48 in RESIDUES) for b in range(1, 100))
-
 
 def claimed(*moduli: int) -> tuple[Claim, ...]:
-    """Claims of which no facts say the same: b has the rest 1 or 2 modulo each number."""
+    """Claims that b has the rest 1 or 2 modulo each number."""
     (b,) = dims("b")
     return tuple(
         Claim(text=f"b fits {m}", key=m, holds=lambda lift, m=m: lift(b) % m in (1, 2))
@@ -107,19 +96,10 @@ def claimed(*moduli: int) -> tuple[Claim, ...]:
     )
 
 
-def test_some_claims_without_a_formula_are_listed():
+def test_some_claims_are_listed():
     found = decide(claimed(5, 7, 11, 13), Scope(("b",), ()), {"b": 1})
-    assert (found.status, found.terms) == ("some", ())
+    assert found.status == "some"
     assert found.holds == "b fits 5 and b fits 7 and b fits 11 and 1 more condition"
-
-
-def test_a_counterexample_behind_the_small_sizes_is_found():
-    """The smallest 4,096 sizes are tried in order; this scope starts behind them."""
-    (b,) = dims("b", "b >= 5000")
-    found = sized(
-        sbp.jit(mlp, MESH, in_types=(TP, "data:S(0)"), out_types="data:S(0)"), W, f32(b, 16)
-    ).sizes
-    assert found.counterexample is not None and found.holds_at(**found.counterexample) is False
 
 
 @pytest.mark.parametrize(
@@ -129,15 +109,14 @@ def test_a_counterexample_behind_the_small_sizes_is_found():
         (lambda b: b % 8 == 0, 1, "Z3 gave up"),
     ],
 )
-def test_an_undecided_claim_is_tried_at_small_sizes(claim, rlimit, said, monkeypatch):
+def test_an_undecided_claim_is_said(claim, rlimit, said, monkeypatch):
     monkeypatch.setattr(scope, "RLIMIT", rlimit)
     (b,) = dims("b")
     claims = (Claim(text="b is round", key=0, holds=lambda lift: claim(lift(b))),)
     found = decide(claims, Scope(("b",), ()), {"b": 8})
     ((_, why),) = found.undecided
-    assert found.status == "open" and why == (
-        f"sbp could not prove this, because {said}: b is round; it does not hold for b = 1"
-    )
+    assert found.status == "open"
+    assert why == f"sbp could not prove this, because {said}: b is round"
     assert found.holds_at(b=8) is True
 
 
@@ -151,28 +130,30 @@ def test_a_claim_is_decided_where_the_others_hold():
         holds=lambda lift: lift(b) >= 10 if lift(b) % 2 == 0 else hash(lift(b)) % 8 == 0,
     )
     found = decide((two, hard), Scope(("b",), ()), {"b": 12})
-    assert (found.status, found.holds) == ("some", "b >= 10 and mod(b, 2) == 0")
-    assert found.counterexample == {"b": 1}
+    assert (found.status, found.holds) == ("some", "2 divides b and b is large")
+    assert [found.holds_at(b=b) for b in (8, 9, 10, 11, 12)] == [False, False, True, False, True]
 
 
 # ---- numbers of elements -------------------------------------------------------------------------
 
 RESHAPES = {
-    "a number": (lambda x, b, s: x.reshape(8, s), (lambda b, s: (b, s)), "b == 8"),
-    "a quotient": (lambda x, b, s: x.reshape(b, 8, s // 8), (lambda b, s: (b, s)), "mod(s, 8)"),
-    "a product": (lambda x, b, s: x.reshape(24), (lambda b, s: (b, s)), "b*s == 24"),
-    "a sum": (lambda x, b, s: x.reshape(8, 4), (lambda b, s: (b + s, 4)), "s == - b + 8"),
-    "two": (lambda x, b, s: x.reshape(4, s).reshape(b, 6), (lambda b, s: (b, s)), "b == 4"),
+    "a number": (lambda x, b, s: x.reshape(8, s), (lambda b, s: (b, s))),
+    "a quotient": (lambda x, b, s: x.reshape(b, 8, s // 8), (lambda b, s: (b, s))),
+    "a product": (lambda x, b, s: x.reshape(24), (lambda b, s: (b, s))),
+    "a sum": (lambda x, b, s: x.reshape(8, 4), (lambda b, s: (b + s, 4))),
+    "two": (lambda x, b, s: x.reshape(4, s).reshape(b, 6), (lambda b, s: (b, s))),
 }
 
 
-@pytest.mark.parametrize(("program", "shape", "condition"), RESHAPES.values(), ids=RESHAPES)
-def test_sizes_of_other_numbers_of_elements_are_left_out(program, shape, condition):
+@pytest.mark.parametrize(("program", "shape"), RESHAPES.values(), ids=RESHAPES)
+def test_sizes_of_other_numbers_of_elements_are_left_out(program, shape):
     b, s = dims("b, s")
     jitted = sbp.jit(lambda x: program(x, b, s) * 2, MESH, in_types="B", out_types="B")
     report = sized(jitted, f32(*shape(b, s)))
     found = report.sizes
-    assert found.status == "some" and condition in found.holds
+    assert found.status == "some"
+    (error,) = [d for d in report.diagnostics if d.severity == "error"]
+    assert error.primary is not None and "reshape" in found.holds
     assert "keeps the number of elements" in report.text(400)
     assert program(np.zeros(shape(**found.point)), **found.point) is not None
     for point in itertools.product(range(1, 13), repeat=2):
@@ -182,17 +163,6 @@ def test_sizes_of_other_numbers_of_elements_are_left_out(program, shape, conditi
             assert claimed is not False, point
         except ValueError:  # other numbers of elements
             assert claimed is False, point
-
-
-def test_the_help_is_accepted():
-    b, s = dims("b, s")
-    report = sized(sbp.jit(lambda x: x.reshape(8, s) * 2, MESH, in_types="B"), f32(b, s))
-    (error,) = [d for d in report.diagnostics if d.severity == "error"]
-    assert error.primary is not None and "x.reshape(8, s)" in report.text(400)
-    (help_,) = error.helps
-    assert "b == 8" in help_.text
-    b, s = dims("b, s", *report.sizes.terms)
-    assert sized(sbp.jit(lambda x: x.reshape(8, s) * 2, MESH, in_types="B"), f32(b, s)).ok
 
 
 # ---- exploration ---------------------------------------------------------------------------------
@@ -244,12 +214,3 @@ def test_what_wants_numbers_is_not_explored():
     )
     found = explore(lambda lift: isinstance(lift(b), int), Scope(("b",), ()), {"b": 16})
     assert found.open == "it decides otherwise for numbers" and found.holds_at({"b": 16}) is True
-
-
-def test_small_points_of_many_symbols_are_few():
-    found = list(Scope(tuple("abc"), ("a == 1",)).points(1000))
-    assert len(found) == len({tuple(p.values()) for p in found}) == 100
-    assert found == sorted(found, key=lambda p: (max(p.values()), tuple(p.values())))
-    for count in (18, 24):
-        names = tuple(f"s{k}" for k in range(count))
-        assert list(Scope(names, ()).points()) == [dict.fromkeys(names, 1)]

@@ -12,7 +12,6 @@ from sbp.source.editing import (
     constants_in,
     convert_value,
     repin,
-    sizes_edits,
     under_policy,
 )
 from sbp.source.reader import SourceRead, VariableBinding, binding_of, exact_text, span_of
@@ -275,25 +274,6 @@ def test_arguments_of_a_call_are_replaced(call, old, new, after):
     at = Span(file=FILE, line=2, column=5, end_column=len(line) + 1, end_line=2)
     edits = constants_in(at, old, new, of_call=True)
     assert edited_text(text, edits) == f"import sbp\ny = {after}\n"
-
-
-@pytest.mark.parametrize(
-    ("call", "after"),
-    [
-        ('symbolic_shape("b, s")', 'symbolic_shape("b, s", constraints=["b >= 2"])'),
-        (
-            'symbolic_shape(\n  "b, s",  # a batch (b)\n)',
-            'symbolic_shape(\n  "b, s", constraints=["b >= 2"],  # a batch (b)\n)',
-        ),
-        ('symbolic_shape("b", constraints=[c])', 'symbolic_shape("b", constraints=["b >= 2"])'),
-        ('symbolic_shape("b", scope=scope)', 'symbolic_shape("b", scope=scope)'),
-        ('symbolic_shape(("b"))', 'symbolic_shape(("b"))'),
-    ],
-)
-def test_sizes_get_constraints(call, after):
-    text = remember(f"x = {call}\n")
-    edits = sizes_edits(Span(file=FILE, line=1, column=1, end_column=2), ["b"], ["b >= 2"])
-    assert edited_text(text, edits) == f"x = {after}\n"
 
 
 def bound(text: str) -> VariableBinding | None:

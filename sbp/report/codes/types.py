@@ -467,9 +467,8 @@ report = sbp.jit(lambda x, w: x @ w, mesh, in_types=("data:S(0)", None)).check(b
         """
         sbp could not decide for which symbolic sizes the types of a program hold. Z3 gave up on a
         product or quotient of symbols, or a rule needs a size as a number: the message names the
-        lines and the number of small sizes that sbp tried instead. Or JAX traces other operations
-        for symbolic sizes, such as a gather for x[1:]. Then sbp's answer is for these operations,
-        and your call with numbers may run others.
+        lines. Or JAX traces other operations for symbolic sizes, such as a gather for x[1:]. Then
+        sbp's answer is for these operations, and your call with numbers may run others.
 
         Fewer symbols help, and so do constraints: with mod(m, 8) == 0 the product m*k is known to
         be divisible by 8. Instead of indexing, jax.lax.slice_in_dim is a slice for all sizes.
