@@ -36,7 +36,6 @@ from sbp.trace.graph import (
     group_by,
     nodes_with_runs,
     reached,
-    trips_of,
 )
 from sbp.types import NdSbp
 
@@ -193,20 +192,6 @@ def annotated_tensors(program: Program) -> list[Tensor]:
                 )
                 found[replace(made, is_repeat=node.backward and any(same))] = None
     return list(found)
-
-
-# ---- regions ------------------------------------------------------------------------------------
-
-
-def regions(program: Program) -> list[tuple[Node, int, list[Send]]]:
-    """Scans, whiles and conds in program order, each with the runs of its bodies per call and what
-    they send."""
-    every = sends(program)
-    return [
-        (node, runs * trips_of(node), [send for send in every if node in send.regions])
-        for node, runs in nodes_with_runs(program.graph)
-        if node.op in CONTROL_FLOW
-    ]
 
 
 # ---- collectives --------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from sbp.errors import (
     position_text,
     seconds_text,
 )
-from sbp.explain import change, subjects
+from sbp.explain import change
 from sbp.explain.names import recomputed_lines
 from sbp.handwritten import check, compared
 from sbp.infer import space
@@ -43,12 +43,11 @@ from sbp.report.parts import (
 )
 from sbp.report.wording import (
     bytes_text,
-    place_text,
     size_text,
 )
 from sbp.signatures import ROUNDED_PARTS
 from sbp.source.reader import character_index, line_text, names_at, shorten, users_span
-from sbp.trace.graph import CONTROL_FLOW, WHILE_TRIPS, Node, group_by, trips_are_assumed, trips_of
+from sbp.trace.graph import CONTROL_FLOW, WHILE_TRIPS, Node, group_by, trips_are_assumed
 
 # ---- findings -----------------------------------------------------------------------------------
 # Diagnostic -> ShownDiagnostic: adds the source lines with marks.
@@ -166,7 +165,9 @@ def _choice(program: Program) -> str:
 
 
 def _left_out(program: Program) -> Iterator[str]:
-    """What the search for the plan left out."""
+    """What the search for the plan left out, and what it assumes."""
+    if any(map(trips_are_assumed, program.graph.walk())):
+        yield f"sbp does not know the trip count of a while loop, and assumes {WHILE_TRIPS}"
     if (faster := program.faster) is not None:
         yield (
             f"a faster plan takes {seconds_text(faster.seconds)}, sends"
@@ -410,7 +411,7 @@ def plan_page(
     *,
     short: bool = False,
 ) -> Page:
-    """The report of a plan: cost, tensors, collectives, regions, findings.
+    """The report of a plan: cost, tensors, collectives, findings.
 
     Arguments:
       program: the plan.
@@ -487,21 +488,6 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
         )
     yield _tensors("input", facts.inputs(program))
     yield _tensors("output", facts.outputs(program, output_names))
-    if regions := facts.regions(program):
-        assumed = f"sbp does not know the trip count of a while loop, and assumes {WHILE_TRIPS}"
-        yield table_section(
-            "regions",
-            regions,
-            {
-                "region": lambda r: r[0].name,
-                "line": lambda r: place_text(subjects.SourcePlace.of(r[0])),
-                ">trips": lambda r: str(trips_of(r[0])),
-                ">runs of the body": lambda r: str(r[1]),
-                ">conversions that send": lambda r: str(len({s.planned or s.node for s in r[2]})),
-                ">per device": lambda r: bytes_text(sum(s.bytes for s in r[2])),
-            },
-            detail=lambda r: assumed if trips_are_assumed(r[0]) else "",
-        )
 
 
 def _cost(program: Program) -> Facts:
