@@ -49,6 +49,7 @@ from sbp.sizes.scope import (
     Solver,
     explore,
     map_sizes,
+    numbers,
     shape_text,
     symbolic_in,
     symbols_in,
@@ -365,15 +366,17 @@ class Decided:
     undecided: tuple[tuple[Claim, str], ...]
     claims: int
     _scope: Scope = field(repr=False)
-    _explored: tuple[Explored, ...] = field(repr=False)
+    _explored: tuple[tuple[Claim, Explored], ...] = field(repr=False)
 
     def holds_at(self, **sizes: int) -> bool | None:
-        """Whether the typing holds at sizes of the scope; None when that is not decided, or the
-        scope does not allow them."""
+        """Whether the typing holds at sizes of the scope; None if the scope does not allow them."""
         if sizes.keys() != set(self._scope.names) or not self._scope.allows(sizes):
             return None
-        answers = [e.holds_at(sizes) for e in self._explored]
-        return False if False in answers else None if None in answers else True
+        for claim, explored in self._explored:
+            known = explored.holds_at(sizes)
+            if not (claim.holds(numbers(sizes)) if known is None else known):
+                return False
+        return True
 
 
 def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
@@ -409,7 +412,7 @@ def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
         ),
         claims=len(claims),
         _scope=scope,
-        _explored=tuple(e for _, e in found),
+        _explored=tuple(found),
     )
 
 
