@@ -31,20 +31,11 @@ from sbp.infer.constraints import POLICY_LITERAL, ReadConstraint
 from sbp.infer.flow import allowing
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
-from sbp.limits import (
-    POLICIES,
-    Policy,
-    policy_mark,
-)
+from sbp.limits import POLICIES, Policy
 from sbp.plan.fit import best_program
 from sbp.plan.program import Program
 from sbp.signatures import traits_of
-from sbp.source.editing import (
-    convert_value,
-    reads,
-    statement_span,
-    under_policy,
-)
+from sbp.source.editing import convert_value, reads, statement_span
 from sbp.source.reader import (
     SourceRead,
     first_argument,
@@ -52,7 +43,7 @@ from sbp.source.reader import (
     start_of,
     users_span,
 )
-from sbp.trace.graph import Dataflow, Graph, Node, Operand, rewriting
+from sbp.trace.graph import Dataflow, Graph, Node, Operand
 
 # ---- places of new annotations ------------------------------------------------------------------
 # Where an annotation that a help adds to the source stands in the traced program.
@@ -356,8 +347,7 @@ Looser = tuple[str, tuple[Edit, ...], Callable[[Request], Request]]
 def looser_policies(request: Request, found: Blamed, position: int) -> Iterator[Looser]:
     """The policies that allow more than the one that is to blame, and before them the
     `reduce_dtype` with which a cast needs no conversion. The policy of the program changes on all
-    mesh axes without a policy of their own, another policy on one axis; that of a region changes
-    for the line alone.
+    mesh axes without a policy of their own, another policy on one axis; that of a region stays.
 
     Arguments:
       request: the program.
@@ -373,50 +363,17 @@ def looser_policies(request: Request, found: Blamed, position: int) -> Iterator[
             functools.partial(replace, reduce_dtype=dtype),
         )
     names, own = request.mesh.names, request.axis_policies
-    line = users_span(node) if node else None
-    for policy in POLICIES[: POLICIES.index(blamed)][::-1]:  # the nearest first
-        if origin != "region":
-            each, is_whole = own or (None,) * len(names), origin == "program"
-            base = policy if is_whole else request.boxing
-            per_axis = own if is_whole else (*each[:position], policy, *each[position + 1 :])
-            changed = replace(request, boxing=base, axis_policies=per_axis)
-            yield (
-                boxing_text(changed),
-                (OptionEdit(option="boxing", value=boxing_option(changed)),),
-                functools.partial(replace, boxing=base, axis_policies=per_axis),
-            )
-        elif line and (region := under_policy(line, policy, names[position])):
-            edits, runs = region
-            # The statement, and everything called from it, is in a region of its own.
-            yield (
-                f'put line {line.line} under sbp.policy("{policy}", "{names[position]}")',
-                edits,
-                functools.partial(_marked, policy_mark(policy, names[position]), runs),
-            )
-
-
-def _marked(mark: str, concerns: Callable[[Sequence[Span]], bool], request: Request) -> Request:
-    """The program with a mark in the scopes of some nodes, and of all nodes in their bodies.
-
-    Arguments:
-      mark: the last part of their scopes.
-      concerns: whether a node with these frames has it.
-      request: the program.
-    """
-
-    ids = {
-        inner.id
-        for node in request.graph.walk()
-        if concerns(node.stack)
-        for inner in (node, *(n for region in node.regions for n in region.walk()))
-    }
-
-    @rewriting
-    def marked(graph: Graph, *_: object) -> Graph:
-        nodes = (replace(n, scope=f"{n.scope}/{mark}") if n.id in ids else n for n in graph.nodes)
-        return replace(graph, nodes=tuple(nodes))
-
-    return replace(request, graph=marked(request.graph))
+    lower = POLICIES[: POLICIES.index(blamed)] if origin != "region" else ()
+    for policy in lower[::-1]:  # the nearest first
+        each, is_whole = own or (None,) * len(names), origin == "program"
+        base = policy if is_whole else request.boxing
+        per_axis = own if is_whole else (*each[:position], policy, *each[position + 1 :])
+        changed = replace(request, boxing=base, axis_policies=per_axis)
+        yield (
+            boxing_text(changed),
+            (OptionEdit(option="boxing", value=boxing_option(changed)),),
+            functools.partial(replace, boxing=base, axis_policies=per_axis),
+        )
 
 
 # ---- order --------------------------------------------------------------------------------------

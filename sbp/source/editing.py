@@ -1,14 +1,13 @@
-"""Edits of the user's source that change, remove or add an annotation, put `sbp.policy` around a
-statement or change its policy, or change arguments of a call."""
+"""Edits of the user's source that change, remove or add an annotation, or change arguments of
+a call."""
 
 import ast
 import keyword
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from sbp.errors import Correction, SourceEdit, Span
-from sbp.limits import Policy
 from sbp.source.reader import (
     ANNOTATIONS,
     ParsedSource,
@@ -308,53 +307,6 @@ def _before(statement: ast.stmt, file: str) -> str | None:
     if not head.strip():
         return None if tail.startswith(b"elif") else "\n" + head.decode()
     return "; " if isinstance(statement, _SIMPLE) else None
-
-
-# ---- policies -----------------------------------------------------------------------------------
-
-
-def under_policy(
-    line: Span, policy: Policy, axis: str
-) -> tuple[Edits, Callable[[Sequence[Span]], bool]] | None:
-    """The edits that put a policy on one mesh axis around the statement of a line, and whether an
-    operation with some frames is traced while the statement runs; None where the statement has
-    statements inside, or shares a line with another one."""
-    source, names = parsed_file(line.file), names_of_sbp(line.file)
-    statement = statement_at(source, line)
-    if statement is None or not isinstance(statement, _SIMPLE):
-        return None
-    span = span_of(statement, line.file)
-    first, last = line_text(line.file, span.line) or "", line_text(line.file, span.end_line) or ""
-    head, tail = first.encode()[: span.column - 1], last.encode()[span.end_column - 1 :].strip()
-    if head.strip() or (tail and not tail.startswith(b"#")):
-        return None  # it shares a line with another statement
-    indent, step = head.decode(), "\t" if head[:1] == b"\t" else "    "
-    opened = f'with {names.module}.policy("{policy}", "{axis}"):\n{indent}{step}'
-    edits = (
-        SourceEdit(span=start_of(span), replacement=opened, imports=names.imports),
-        *(
-            SourceEdit(span=point(line.file, number, 1), replacement=step)
-            for number in range(span.line + 1, span.end_line + 1)
-            if not _in_text(statement, number)
-        ),
-    )
-    # A lambda runs where it is called.
-    lambdas = [span_of(n, line.file) for n in ast.walk(statement) if isinstance(n, ast.Lambda)]
-
-    def runs(stack: Sequence[Span]) -> bool:
-        own = (frame for frame in stack if contains(span, frame))
-        return any(not any(contains(inner, frame) for inner in lambdas) for frame in own)
-
-    return edits, runs
-
-
-def _in_text(statement: ast.stmt, line: int) -> bool:
-    """Whether a line begins inside a string, which an indent would change."""
-    return any(
-        isinstance(node, ast.Constant | ast.JoinedStr)
-        and node.lineno < line <= (node.end_lineno or node.lineno)
-        for node in ast.walk(statement)
-    )
 
 
 # ---- arguments of calls -------------------------------------------------------------------------

@@ -4,7 +4,6 @@ nearest budget.
 """
 
 import dataclasses
-import re
 from typing import Any
 
 import jax
@@ -195,13 +194,11 @@ def in_a_region(a, b):
             {"dcn": "explicit", "model": "reduce"},
             'boxing={"dcn": "auto", "model": "reduce"}',
         ),
-        (in_a_region, ACROSS, "auto", 'put line N under sbp.policy("auto", "dcn")'),
-        (in_a_region, ACROSS, {"dcn": "explicit"}, 'put line N under sbp.policy("auto", "dcn")'),
     ],
 )
 def test_the_policy_that_is_at_fault_is_told_and_gives_way(fn, in_types, boxing, help_):
-    """Of the program, of the axis or of the region: as one policy for the program it has the same
-    rows and notes."""
+    """Of the program or of the axis: as one policy for the program it has the same rows and
+    notes."""
     (found,) = helped(fn, MESH, (SQUARE, SQUARE), in_types=in_types, boxing=boxing)
     alone = sbp.jit(fn, MESH, in_types=in_types, boxing="explicit").check(SQUARE, SQUARE)
     assert [d.rows for d in alone.diagnostics] == [found.rows]
@@ -210,7 +207,7 @@ def test_the_policy_that_is_at_fault_is_told_and_gives_way(fn, in_types, boxing,
     assert note == f'boxing is "explicit"{where}, so no operand may be resharded here'
     request = sbp.jit(fn, MESH, in_types=in_types, boxing=boxing).trace(SQUARE, SQUARE).request
     (full,) = explain(request, limits=DiagnosisLimits(shown=20))
-    assert help_ in [re.sub(r"line \d+", "line N", h.text) for h in full.helps]
+    assert help_ in [h.text for h in full.helps]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from sbp.source.editing import (
     constants_in,
     convert_value,
     repin,
-    under_policy,
 )
 from sbp.source.reader import SourceRead, VariableBinding, binding_of, exact_text, span_of
 from sbp.types import B, P, S
@@ -226,33 +225,6 @@ def test_an_expression_is_annotated_where_it_stands():
 def test_what_the_line_does_not_show_is_not_annotated():
     text = remember("import sbp\ndef f(x):\n    return x + 1\n")
     assert convert_value(span(text, "x + 1"), SourceRead("other"), {"a": B}) == ()
-
-
-def test_a_statement_comes_under_a_policy_with_its_lines():
-    text = remember(
-        'import sbp\ndef f(x):\n    y = g(x,\n      """a\n    b""")  # why\n    return y\n'
-    )
-    region = under_policy(span(text, "x"), "auto", "a")
-    assert region is not None
-    made = edited_text(text, region[0])
-    compile(made, FILE, "exec")
-    assert made == (
-        'import sbp\ndef f(x):\n    with sbp.policy("auto", "a"):\n        y = g(x,\n'
-        '          """a\n    b""")  # why\n    return y\n'
-    )
-
-
-@pytest.mark.parametrize(
-    "source", ["if a: y = x + 1\n", "y = 1; z = x + 1\n", "for i in x + 1: pass\n"]
-)
-def test_a_statement_without_lines_of_its_own_comes_under_no_policy(source):
-    assert under_policy(span(remember(source), "x + 1"), "auto", "a") is None
-
-
-def test_a_lambda_does_not_run_where_it_stands():
-    text = remember("g = lambda x: x + 1\n")
-    region = under_policy(span(text, "x + 1"), "auto", "a")
-    assert region is not None and not region[1]([span(text, "x + 1")])
 
 
 @pytest.mark.parametrize(
