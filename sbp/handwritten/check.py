@@ -421,7 +421,7 @@ class Helper:
         node, region = primary(finding), finding.region
         function = function_of(region)
         checks = outs_of(region) == "out_types" or region.params.get("check_vma", True)
-        if checks or not node.in_gradient or any(h.clears_all_errors and h.edits for h in found):
+        if checks or not node.in_gradient or any(h.clears_all_errors for h in found):
             return None
         after, text = self.checked, f"pass check_vma=True to {function}"
         if after is None:
@@ -446,7 +446,7 @@ class Helper:
     def help(self, edits: Sequence[GraphEdit], made: Graph) -> Help | None:
         """The help of some edits that make a program. None where its wrong results are not fewer
         than before, or where the source does not show the place of an edit."""
-        if self.wrong is None or not all(e.source or e.options or e.by_hand for e in edits):
+        if self.wrong is None or not all(e.source or e.options for e in edits):
             return None
         wrong = self.compared.wrong_of(made)
         if wrong is None or not wrong <= self.wrong:

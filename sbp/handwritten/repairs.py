@@ -98,7 +98,6 @@ class GraphEdit:
       divide: divisors of results, by the id of the reduction.
       place: the values that are reduced. Only the first accepted repair of a place is offered.
       spare: whether the repair is offered only if there is no other.
-      by_hand: whether the text alone says what to write.
     """
 
     text: str
@@ -109,7 +108,6 @@ class GraphEdit:
     options: tuple[OptionEdit, ...] = ()
     place: object = None
     spare: bool = False
-    by_hand: bool = False
 
 
 def edit_program(graph: Graph, edit: GraphEdit, mesh: MeshSpec) -> Graph:
@@ -230,7 +228,6 @@ class Repairs:
             case "doubled":
                 yield from self.drop(fault.node, axes)
                 yield from self.average(fault.node, axes)
-                yield from self.keep_backward(fault.node)
             case "blocks":
                 yield from self.drop(fault.node, axes)
             case "averaged" if PMEAN in fault.node.library:  # another divisor may be meant
@@ -258,7 +255,6 @@ class Repairs:
             case kind if kind in READS_OF_PARTIAL:
                 yield from self.redirect(finding)
                 yield from self.reduce_earlier(finding)
-                yield from self.sum_backward(finding)
             case _:
                 pass
 
@@ -418,46 +414,6 @@ class Repairs:
         makers = (self.sites.makers[v][0] for v in values if v in self.sites.makers)
         readers = itertools.chain(*(self.sites.readers[v] for v in values))
         return any(map(is_bound, makers)), any(map(is_bound, readers))
-
-    def sum_backward(self, finding: Finding) -> Iterator[Variants]:
-        """A sum of the gradient that a line inside a differentiated function sends back."""
-        made, axes = finding.fault.made, finding.mesh_axes
-        span = None if made is None else users_span(made)
-        if made is None or span is None or not made.in_gradient:
-            return
-        yield (
-            GraphEdit(
-                f"put the operand of {_expression(made)} at line {span.line} through a"
-                " `jax.custom_vjp` function that returns it and sums its gradient with"
-                f" lax.psum(.., {axes_text(axes)})",
-                reduce=tuple(Reduce(n.id, 0, axes, after=True) for n in self.backward_runs(made)),
-                spare=True,
-                by_hand=True,
-            ),
-        )
-
-    def keep_backward(self, node: Node) -> Iterator[Variants]:
-        """The gradient of a sum over devices as it is: all devices have all of it."""
-        span = users_span(node)
-        if (
-            node.in_gradient
-            and span is not None
-            and name_called(expression_at(span)[0]) in REDUCING_CALLS
-        ):
-            yield (
-                GraphEdit(
-                    f"put {_expression(node)} at line {span.line} in a `jax.custom_vjp` function"
-                    " whose backward pass returns its argument",
-                    nodes=_dropped(self.backward_runs(node)),
-                    by_hand=True,
-                ),
-            )
-
-    def backward_runs(self, node: Node) -> list[Node]:
-        """The operations of a gradient that are like one of it, in all runs of its line; the
-        gradients of other operands have other parameters."""
-        made = self.sites.by_span.get(users_span(node), [])
-        return [n for n in made if n.backward and (n.op, n.params) == (node.op, node.params)]
 
     def scatter(self, finding: Finding, dim: int) -> Iterator[Variants]:
         """A partial result that is returned as split: scattered, or reduced and returned as
