@@ -27,7 +27,7 @@ from sbp.report.wording import (
     without_numbers,
 )
 from sbp.signatures import kernel_named, traits_of
-from sbp.source.reader import annotated_text, annotation_span, shorten, users_span
+from sbp.source.reader import annotated_text, shorten, users_span
 from sbp.trace.graph import (
     CONTROL_FLOW,
     Graph,
@@ -173,12 +173,7 @@ def annotated_tensors(program: Program) -> list[Tensor]:
     autodiff and rematerialisation make are one where they have the same type."""
     found: dict[Tensor, None] = {}
     for node in program.graph.walk():
-        if (
-            node.op == annotate_p.name
-            and node.params["pin"] is not None
-            and node.stack
-            and (span := annotation_span(node))
-        ):
+        if node.op == annotate_p.name and node.params["pin"] is not None and (span := node.span):
             value = node.outputs[0]
             name = shorten(annotated_text(span), SEGMENT_LIMIT) or span_text(span) or "a tensor"
             made = replace(
@@ -330,7 +325,7 @@ def _line(reason: ConversionReason) -> str:
         f"{'the gradient of ' if node.in_gradient else ''}{place(span)}"
         for node in (reason.maker, reason.need.node if reason.need.is_read else None)
         if node
-        for span in [annotation_span(node) if node.op == annotate_p.name else users_span(node)]
+        for span in [node.span if node.op == annotate_p.name else users_span(node)]
         if span
     )
     return next(lines, str(reason.value))

@@ -11,7 +11,7 @@ from sbp.explain.subjects import SourcePlace, ValueName
 from sbp.explain.why import Refusal
 from sbp.infer.space import Code, decode
 from sbp.plan.program import place
-from sbp.source.reader import annotation_span, expression_text, shorten, source_text, users_span
+from sbp.source.reader import expression_text, shorten, source_text, users_span
 from sbp.trace.graph import Node
 
 SEGMENT_LIMIT = 44
@@ -111,7 +111,7 @@ def node_text(node: Node, beside: Node | None = None) -> str:
       beside: a node that the sentence has named before; the same expression is not quoted twice.
     """
     if node.op == annotate_p.name:
-        span = annotation_span(node)
+        span = node.span
         return (
             "a type of in_types or out_types"
             if span is None
@@ -246,7 +246,7 @@ def _sentence(
 ) -> str:
     """The sentence of a need; `beside` is as for `node_text`."""
     node, before = need.node, repr(decode(need.change.before))
-    pinned = annotation_span(node) if node is not None and need.kind == "pin" else None
+    pinned = node.span if node is not None and need.kind == "pin" else None
     allowing = f" (reduce_dtype=jnp.{need.allowing} allows it to come after)"
     blocking = ": each trip reads it in {}, which has no row for {}"
     of_node: dict[str, Any] = (

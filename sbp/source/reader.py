@@ -7,7 +7,6 @@ cells, and texts that exist only in memory.
 
 import ast
 import functools
-import itertools
 import linecache
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -37,15 +36,12 @@ class ParsedSource:
       expressions: the outermost expression at each position, without names and constants.
       assigned: the names that the expression or statement at a position is assigned to.
       parents: for each node of the tree, the node that contains it.
-      wrappers: for each function whose body is one `return`, and for each lambda, its parameters,
-        by the position (line, column) of the returned expression.
     """
 
     tree: ast.Module
     expressions: dict[Position, ast.expr] = field(default_factory=dict)
     assigned: dict[Position, Targets] = field(default_factory=dict)
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
-    wrappers: dict[tuple[int, int], frozenset[str]] = field(default_factory=dict)
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes of the tree that contain a node, the innermost first."""
@@ -87,17 +83,6 @@ def _parse(text: str) -> ParsedSource:
                 found.assigned.update(_targets(target, value))
             case ast.AugAssign(target=target):
                 found.assigned.update(_targets(target, node))
-            case (
-                ast.FunctionDef(
-                    args=arguments,
-                    body=[ast.Return(value=ast.expr() as value)]
-                    | [ast.Expr(), ast.Return(value=ast.expr() as value)],
-                )
-                | ast.Lambda(args=arguments, body=value)
-            ):
-                found.wrappers[value.lineno, value.col_offset] = frozenset(
-                    a.arg for a in (*arguments.posonlyargs, *arguments.args)
-                )
             case _:
                 pass
     return found
@@ -640,36 +625,8 @@ def _names(source: ParsedSource) -> SbpNames:
 # ---- annotations --------------------------------------------------------------------------------
 
 
-def annotation_span(node: Node) -> Span | None:
-    """The user's line that annotates. Where a function of the user only annotates its argument, it
-    is the line that calls this function."""
-    for span, caller in itertools.pairwise(node.stack):
-        parameters = parsed_file(span.file).wrappers.get((span.line, span.column - 1), ())
-        if not (annotated_text(span) in parameters and _calls(caller, span.function)):
-            return span
-    return node.stack[-1] if node.stack else node.span
-
-
-def _calls(caller: Span, function: str) -> bool:
-    """Whether the caller's expression is a call of a function of this name; a lambda may have any
-    name."""
-    call, name = _call_at(caller), function.rsplit(".", 1)[-1]
-    return name_called(call) == name or (
-        call is not None and isinstance(call.func, ast.Name) and name == "<lambda>"
-    )
-
-
 def annotated_text(span: Span) -> str:
     """The source of a call's first argument, such as `x` of `sbp.split(x, 0, "data")`; empty when
     the span is no call."""
-    call = _call_at(span)
-    return ast.unparse(call.args[0]) if call is not None and call.args else ""
-
-
-def _call_at(span: Span) -> ast.Call | None:
-    """The call at a span, also of a text that does not parse as a whole."""
-    try:
-        found = ast.parse(expression_text(span), mode="eval").body
-    except SyntaxError:
-        return None
-    return found if isinstance(found, ast.Call) else None
+    call = expression_at(span)[0]
+    return ast.unparse(call.args[0]) if isinstance(call, ast.Call) and call.args else ""

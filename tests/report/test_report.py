@@ -19,6 +19,7 @@ from sbp.errors import SbpError, SbpTypeError, seconds_text
 from sbp.explain.origins import ConversionNeed
 from sbp.explain.subjects import AtomChange, ValueName
 from sbp.report.facts import collectives
+from sbp.report.parts import words
 from sbp.report.rendering import wrap
 from sbp.report.report import Report, render_error
 from sbp.report.wording import bytes_text, full_need_text
@@ -376,8 +377,8 @@ def test_no_fact_is_lost_in_a_narrow_terminal(name, width):
 @pytest.mark.parametrize("shown", ["full", "picture", "bytes", "timeline", "memory", "roofline"])
 def test_lines_are_as_long_as_the_terminal(shown, width):
     lines = getattr(report_of("megatron_step"), shown)().lines(width)
-    words = [w for line in lines if cell_len(line) > width for w in [max(line.split(), key=len)]]
-    assert all(cell_len(word) > width - 6 for word in words)  # a word has no place to break
+    longest = [max(words(line), key=len) for line in lines if cell_len(line) > width]
+    assert all(cell_len(word) > width - 6 for word in longest)  # it has no place to break
 
 
 def test_rows_stand_by_themselves_where_columns_have_no_room():
