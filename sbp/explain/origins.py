@@ -8,7 +8,7 @@ Reports and `plan.why` put both into words.
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from sbp.annotations import Pin, annotate_p
@@ -59,7 +59,6 @@ class Link:
       atom: its code on the mesh axis.
       node: the annotation, operation or region; None at the boundary.
       row: of an operation, its row on the mesh axis.
-      partners: of an operation, other operands that decide the atom.
       made: of a conversion, the code before it.
       donor: of a donated output, the input.
       passes: whether the row hands on the atom of one operand.
@@ -70,7 +69,6 @@ class Link:
     atom: Code
     node: Node | None = None
     row: Row | None = None
-    partners: "tuple[Partner, ...]" = ()
     made: Code = 0
     donor: ValueName | None = None
     passes: bool = False
@@ -79,10 +77,6 @@ class Link:
     def place(self) -> SourcePlace | None:
         """The line; None at the boundary."""
         return None if self.node is None else SourcePlace.of(self.node)
-
-
-Partner = tuple[ValueName, Code, Link]
-"""Another operand of a row: its name, its code on the mesh axis, and the last link of its chain."""
 
 
 # ---- reasons ------------------------------------------------------------------------------------
@@ -225,9 +219,7 @@ class Origins:
           position: the position of the mesh axis.
         """
         for v in self._values(value, position):
-            for link in self._step(v, position)[0]:
-                partners = tuple(self._partners(link, position))
-                yield replace(link, partners=partners, passes=link.passes and not partners)
+            yield from self._step(v, position)[0]
 
     def _values(self, value: int, position: int) -> Iterator[int]:
         """A value and those that its atom comes from; the program makes each before the one in
@@ -347,34 +339,26 @@ class Origins:
 
     def _row(self, node: Node, value: int, code: Code, k: int) -> Links:
         chosen, leads = self.program.typing.rows[node.id], self._leads(node, code, k)
+        operands = [node.inputs[i] for i in leads]
+        # A carry, and what the same expression makes, do not count beside the first operand.
+        others = (
+            o != operands[0] and not self.is_carry(o) and (not made or made.span != node.span)
+            for o in (operands[1:] if code else ())
+            for made in [self.names.maker(o)]
+        )
         link = Link(
             kind="row" if leads else "new",
             subject=self.label(value),
             atom=code,
             node=node,
             row=chosen.on(k),
-            passes={chosen.ins[i][k] for i in leads} == {code},
+            passes={chosen.ins[i][k] for i in leads} == {code} and not any(others),
         )
         return (
             self._with_conversion(link, node.inputs[leads[0]], chosen.ins[leads[0]][k], k)
             if leads
             else ([link], None)
         )
-
-    def _partners(self, link: Link, k: int) -> Iterator[Partner]:
-        """The other operands that decide the atom of an operation's result: no carries, and none
-        that is made within the same expression, inside a library's function."""
-        node, row = link.node, link.row
-        if node is None or row is None or not link.atom:
-            return
-        first, *others = self._leads(node, link.atom, k) or [0]
-        for i in others[:2]:
-            operand, maker = node.inputs[i], self.names.maker(node.inputs[i])
-            inner = maker is not None and maker.span == node.span
-            if not (inner or operand == node.inputs[first] or self.is_carry(operand)):
-                assert isinstance(operand, int)
-                *_, last = self._values(operand, k)
-                yield self.label(operand), encode(row.ins[i]), self._step(last, k)[0][-1]
 
     # ---- reasons --------------------------------------------------------------------------------
 

@@ -12,11 +12,10 @@ from sbp.explain.subjects import (
     Subject,
     TrafficDifference,
     ValueDifference,
-    ValueName,
     compare,
 )
 from sbp.explain.why import Alternative, AxisStory, ExplainedConversion, Why
-from sbp.infer.space import Code, decode
+from sbp.infer.space import decode
 from sbp.infer.typing import OPTIMAL_GAP
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost, Program, change_text, place
@@ -72,24 +71,9 @@ def link_text(link: Link) -> str:
 
 
 def _row_text(row: Row, link: Link, op: str) -> str:
-    """The row of an operation, with the other operands that decide the atom and their origins."""
+    """The row of an operation."""
     kernel = "" if row.kernel == "local" else f" by its kernel {row.kernel!r}"
-    text = f"{op}: {row}{kernel}" if row.ins else f"{op} makes it {', '.join(map(repr, row.outs))}"
-    partners = ", ".join(_partner_text(*partner) for partner in link.partners)
-    return f"{text}; {partners}" if partners else text
-
-
-def _partner_text(name: ValueName, code: Code, end: Link) -> str:
-    """The atom of another operand, and the end of its chain of origins."""
-    source = ", an input" if end.subject == name else f", from {end.subject}"
-    origin = (
-        f", pinned {place_text(end.place)}"
-        if end.kind == "annotation" and end.place is not None
-        else source
-        if end.kind in ("input", "free input")
-        else ""
-    )
-    return f"{name} is {decode(code)!r}{origin}"
+    return f"{op}: {row}{kernel}" if row.ins else f"{op} makes it {', '.join(map(repr, row.outs))}"
 
 
 # ---- why ----------------------------------------------------------------------------------------
