@@ -327,8 +327,8 @@ class Plan:
         >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
         >>> this, other = (sbp.jit(lambda x: x @ x, mesh, in_types=(t,)).plan(x)
         ...     for t in ("data:S(0)", "data:S(1)"))
-        >>> this.diff(other).difference.settings
-        ('types of inputs',)
+        >>> [value.name for value in this.diff(other).difference.inputs]
+        ['x']
         """
         return comparison(
             (self._reader.name, other._reader.name),

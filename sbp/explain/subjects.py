@@ -1,6 +1,5 @@
 """The values that a user's name stands for: a variable, an input, an output or a source line; how
-answers quote them; and the differences between two plans: costs, types of values, conversions, and
-which settings differ.
+answers quote them; and the differences between two plans: costs, types of values, and conversions.
 
 The programs of two plans need not be the same. Values are matched by the user's names and by the
 text of their line, not by its number.
@@ -17,9 +16,7 @@ from typing import Any, Literal, NamedTuple
 from sbp.annotations import annotate_p
 from sbp.errors import SbpError, Span, file_name, nearest, position_text
 from sbp.explain.names import Names
-from sbp.infer.constraints import pin_sites
 from sbp.infer.space import Code, Codes, from_type, local_bytes
-from sbp.limits import policies_in
 from sbp.plan.program import Cost, Program, Send, sends
 from sbp.source.reader import (
     Targets,
@@ -389,26 +386,6 @@ class Types:
 # ---- differences --------------------------------------------------------------------------------
 
 
-def _settings(program: Program) -> dict[str, Any]:
-    """What was asked for a plan, by the name of each setting."""
-    request = program.request
-    pins = group_by(pin_sites(request), lambda site: f"types of {site.source}s")
-    boxing = [policy or request.boxing for policy in request.axis_policies or (None,)]
-    return {
-        "mesh": (request.mesh.names, request.mesh.sizes),
-        "hardware": request.mesh.hardware,
-        # One policy for all mesh axes is the same on meshes with other axes.
-        "boxing": boxing if len({*boxing}) > 1 else boxing[0],
-        "policies of lines": {tuple(policies_in(node.scope)) for node in request.graph.walk()},
-        "memory limit": request.memory_limit,
-        "remat": request.remat,
-        "budgets": {*request.budgets},
-        "reduce_dtype": request.reduce_dtype,
-        "donated inputs": request.donated,
-        **{kind: [(site.position, site.codes) for site in sites] for kind, sites in pins.items()},
-    }
-
-
 class ComparedValue(NamedTuple):
     """A value in one plan: its type, the bytes of one device's shard, and its line; None for inputs
     and outputs."""
@@ -458,7 +435,6 @@ class Difference:
 
     Arguments:
       titles: the functions.
-      settings: names of the settings that differ, such as `mesh` and `types of inputs`.
       costs: of a call of each.
       inputs, outputs, values: types that differ, by name.
       sent: collectives that differ.
@@ -467,7 +443,6 @@ class Difference:
     """
 
     titles: tuple[str, str]
-    settings: tuple[str, ...]
     costs: tuple[Cost, Cost]
     inputs: tuple[ValueDifference, ...]
     outputs: tuple[ValueDifference, ...]
@@ -480,7 +455,7 @@ class Difference:
     def same(self) -> bool:
         """Whether nothing differs."""
         return (
-            not (self.settings or self.inputs or self.outputs or self.values or self.sent)
+            not (self.inputs or self.outputs or self.values or self.sent)
             and not any(self.unmatched)
             and self.costs[0] == self.costs[1]
         )
@@ -499,10 +474,8 @@ def compare(
       output_names: names of the results of each.
     """
     ours, theirs = map(_values, programs, output_names)
-    asked = _settings(programs[0]), _settings(programs[1])
     return Difference(
         titles=titles,
-        settings=tuple(k for k in {**asked[0], **asked[1]} if asked[0].get(k) != asked[1].get(k)),
         costs=(programs[0].cost, programs[1].cost),
         inputs=_differing("input", ours, theirs),
         outputs=_differing("output", ours, theirs),

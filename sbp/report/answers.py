@@ -334,8 +334,6 @@ def _differences(found: Difference) -> Iterator[Part]:
     if found.same:
         yield "nothing differs"
         return
-    if found.settings:
-        yield f"asked differently: {', '.join(found.settings)}"
     yield Section(title="cost of a call, per device", parts=(_costs(found),))
     if found.sent:
         yield _sent(found.sent)
