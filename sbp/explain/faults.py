@@ -243,11 +243,6 @@ def notes(fault: BlamedFault, node: Node) -> Iterator[str]:
             )
         elif c.site.span and c.site.span == here:
             yield f"line {c.site.span.line} also pins {fault.pin_text(c, node)}"
-    others = other_pins(fault)
-    if others:
-        more = [counted(len(others) - SHOWN, "more pin")] if len(others) > SHOWN else []
-        each = "each of these pins" if len(others) > 1 else "another pin"
-        yield f"{each} alone gives this error, too: {', '.join([*others[:SHOWN], *more])}"
     through = [users_span(c.node) for c in fault.found.equations if c.node and c.node is not node]
     lines = [
         s for s in through if s and (here is None or (s.file, s.line) != (here.file, here.line))
@@ -306,22 +301,6 @@ def limit_notes(
             f"not shown: at least {counted(untold, 'more error')}": untold > 0,
         }
     )
-
-
-def other_pins(fault: BlamedFault) -> list[str]:
-    """Pins that have no label. Each of them leads to the same fault without the labelled pins."""
-    labelled = {c.name for c in fault.pins}
-    others = {
-        c.name: c
-        for found in fault.findings[1:]
-        if found.mesh_axis == fault.axis and len(found.pins) == 1
-        for c in found.pins
-        if c.name not in labelled
-    }
-    return [
-        fault.asked(c) + (f" at line {c.site.span.line}" if c.site.span else "")
-        for c in others.values()
-    ]
 
 
 def _lines(spans: Sequence[Span], here: Span | None) -> str:

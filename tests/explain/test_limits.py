@@ -155,17 +155,6 @@ def test_a_budget_that_was_not_searched_to_the_end_says_so():
     assert [isinstance(e, OptionEdit) and e.value for e in edits] == [12288, 8192]
 
 
-def test_pins_without_a_label_are_counted():
-    def program(a, b, c, d, e, f):
-        a, b, c = sbp.partial(a, "tensor"), sbp.partial(b, "tensor"), sbp.partial(c, "tensor")
-        d, e, f = sbp.partial(d, "tensor"), sbp.partial(e, "tensor"), sbp.partial(f, "tensor")
-        return jax.tree.map(jnp.tanh, [a, b, c, d, e, f])
-
-    (found,) = diagnosed(program, [shape(8 * n, 8) for n in range(1, 7)])
-    (note,) = [n for n in found.notes if "alone gives this error" in n]
-    assert note.count(" as P(sum)") == 3 and note.endswith(", 2 more pins")
-
-
 def test_a_help_for_one_of_several_budgets_says_so():
     options = {
         "in_types": ("tensor:S(1)", "tensor:S(0)"),
