@@ -37,7 +37,6 @@ from sbp.source.reader import expression_at, name_called, scope_of, source_text,
 from sbp.trace.collectives import (
     CALLED,
     SHARD_MAP,
-    SUMS,
     collective_runs,
     handwritten_bytes,
     names_of,
@@ -250,17 +249,6 @@ def _others(finding: Finding, main: Node) -> Iterator[tuple[Node, str]]:
 
 def _notes(finding: Finding) -> Iterator[str]:
     """Facts that no label shows."""
-    body = finding.region.params["body"]
-    if finding.fault.kind == "missing":
-        made = next((i for i, n in enumerate(body.nodes) if n is finding.fault.node), 0)
-        for node in body.nodes[made:]:
-            axes = names_of(node) if node.op in SUMS else ()
-            span = users_span(node)
-            if axes and span and not set(axes) & set(finding.mesh_axes):
-                yield (
-                    f"the sum over devices at line {span.line} runs over"
-                    f" {', '.join(f'`{a}`' for a in axes)}"
-                )
     if finding.numbers:
         yield numbers_note(finding.numbers)
     if finding.reordered:
