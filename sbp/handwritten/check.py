@@ -384,7 +384,7 @@ class Helper:
         repairs, before = self.repairs.of(finding), self.compared
         for variants in itertools.islice(repairs, self.tried):
             for edit in variants:
-                if edit.place in places or (edit.spare and found):
+                if edit.place in places:
                     break
                 if edit.text not in found and (
                     help_ := self.help((edit,), edit_program(before.graph, edit, before.mesh))

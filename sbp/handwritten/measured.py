@@ -262,7 +262,6 @@ class Fault:
       made: the operation that made its operand partial, or that first reduced it.
       operand: the position of the faulty operand, or of its dim.
       atoms: the types that the operand has on the mesh axis.
-      partial: positions of the partial operands.
       number: a number in it, and that of the run with one device.
       power: the power of the number of devices by which its result is too large or too small.
     """
@@ -272,7 +271,6 @@ class Fault:
     made: Node | None = None
     operand: int = 0
     atoms: tuple[Atom, ...] = ()
-    partial: tuple[int, ...] = ()
     number: str = ""
     power: int = 1
 
@@ -596,7 +594,7 @@ class Body:
             if sent or own is None:
                 return None
             partial = self.atoms(own.inputs[0], None)[:1]
-            return Fault("own-block", own, self.origin(own.inputs[0]), 0, partial, (0,)), None
+            return Fault("own-block", own, self.origin(own.inputs[0]), 0, partial), None
         node, fault = faults[0]
         after = nodes[nodes.index(node) + 1 :]
         return fault, next((m for m in after if self.over(m) and m.op in REDUCTIONS), None)
@@ -624,14 +622,14 @@ class Body:
             if split:
                 kind = "mixed"
             elif function is np.divide and 1 in partial:
-                return Fault("ratio", node, self.origin(ins[1]), 1, partial=partial)
+                return Fault("ratio", node, self.origin(ins[1]), 1)
             elif len(partial) > 1 and traits.multiplies:
                 kind = "product"
             elif function in (np.add, np.subtract):
                 kind = "added" if len(partial) < len(ins) else "scales"
                 whole = next((i for i in range(len(ins)) if i not in partial), 0)
-                return Fault(kind, node, made, whole, partial=partial)
-            return Fault(kind, node, made, min(partial), atoms, partial=partial)
+                return Fault(kind, node, made, whole)
+            return Fault(kind, node, made, min(partial), atoms)
         out = self.readings(node.outputs[0])
         if any(not isinstance(r.atom, Unreduced) for r in out):
             down = {r.atom for r in out if r.power < 0}

@@ -63,25 +63,24 @@ from sbp.types import Split, Unreduced
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """An all-reduce of one operand of a node, or of one result of a region's body.
+    """An all-reduce of one result of a node, or of a region's body. All readers get the reduced
+    value.
 
     Arguments:
-      node: the id of the node that reads the value.
-      operand: the position of the operand; for a region, or with `after`, of the result.
+      node: the id of the node that makes the value, or of the region.
+      result: the position of the result.
       mesh_axes: the mesh axes to reduce over.
       collective: `psum`, `pmax` or `pmin`; `reduce_scatter` or `all_gather` for a region's result.
       divisor: the number that divides the result; 1 for a plain reduction.
       dim: the dim that is scattered or gathered.
-      after: whether `node` makes the value; all readers then get the reduced value.
     """
 
     node: int
-    operand: int
+    result: int
     mesh_axes: tuple[str, ...]
     collective: str = CALLED["sum"]
     divisor: int = 1
     dim: int = 0
-    after: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,6 @@ class GraphEdit:
           dropped.
       divide: divisors of results, by the id of the reduction.
       place: the values that are reduced. Only the first accepted repair of a place is offered.
-      spare: whether the repair is offered only if there is no other.
     """
 
     text: str
@@ -107,7 +105,6 @@ class GraphEdit:
     divide: dict[int, int] = field(default_factory=dict)
     options: tuple[OptionEdit, ...] = ()
     place: object = None
-    spare: bool = False
 
 
 def edit_program(graph: Graph, edit: GraphEdit, mesh: MeshSpec) -> Graph:
@@ -121,16 +118,15 @@ def edit_program(graph: Graph, edit: GraphEdit, mesh: MeshSpec) -> Graph:
         alias = dict[Operand, Operand]()
         writer = Writer(replace(graph, avals=avals), frozenset(), ids)
 
-        def reduced(values: list[Operand], like: Node, *, after: bool) -> list[Operand]:
-            """Operands or results of a node, some of them through a new collective."""
+        def reduced(values: list[Operand], like: Node) -> list[Operand]:
+            """The results of a node, some of them through a new collective."""
             for add in edit.reduce:
-                if add.node == like.id and add.after == after:
-                    values[add.operand] = _reduced(writer, add, values[add.operand], like, mesh)
+                if add.node == like.id:
+                    values[add.result] = _reduced(writer, add, values[add.result], like, mesh)
             return values
 
         for node in graph.nodes:
             inputs = [alias.get(o, o) for o in node.inputs]
-            inputs = inputs if node.op == SHARD_MAP else reduced(inputs, node, after=False)
             new = edit.nodes.get(node.id, node)
             if new is None:
                 alias.update(zip(node.outputs, inputs, strict=False))
@@ -141,11 +137,13 @@ def edit_program(graph: Graph, edit: GraphEdit, mesh: MeshSpec) -> Graph:
             made = (
                 [_divided(writer, v, edit.divide[node.id], node) for v in node.outputs]
                 if node.id in edit.divide
-                else reduced([*node.outputs], node, after=True)
+                else [*node.outputs]
+                if node.op == SHARD_MAP
+                else reduced([*node.outputs], node)
             )
             alias.update(zip(node.outputs, made, strict=True))
         outputs = [alias.get(o, o) for o in graph.outputs]
-        outputs = outputs if region is None else reduced(outputs, region, after=False)
+        outputs = outputs if region is None else reduced(outputs, region)
         return replace(writer.graph, nodes=tuple(writer.nodes), outputs=tuple(outputs))
 
     return edited(graph, None)
@@ -363,57 +361,45 @@ class Repairs:
         maker, _ = self.sites.makers.get(body.outputs[finding.result], (None, 0))
         sites = [self.sites.value(node) for node in (finding.fault.made, maker) if node is not None]
         for site in dict.fromkeys(s for s in sites if s) if op else ():
-            yield self.reduction(finding, (site,), op)
+            yield self.reduction(finding, site, op)
 
     def reduction(
         self,
         finding: Finding,
-        places: tuple[Site, ...],
+        site: Site,
         op: str,
         late: GraphEdit | None = None,
     ) -> Variants:
-        """A reduction of some values, as a sum and, where either may be meant, as a mean; `late`
+        """A reduction of a value, as a sum and, where either may be meant, as a mean; `late`
         changes another reduction, which comes too late, and is None where that is kept."""
         axes, n = finding.mesh_axes, self.size(finding.mesh_axes)
-        what, named = " and ".join(p.text for p in places), axes_text(finding.mesh_axes)
+        named = axes_text(finding.mesh_axes)
 
         def edit(name: str, divisor: int) -> GraphEdit:
             change = GraphEdit("") if late is None else late
             also = "" if late is None else f", and {late.text}"
             return replace(
                 change,
-                text=f"reduce {what} with lax.{name}(.., {named}){also}",
-                source=in_order(
-                    (
-                        *(e for place in places for e in put_through(place, name, named)),
-                        *change.source,
-                    )
-                ),
-                reduce=tuple(
-                    Reduce(node.id, k, axes, op, divisor, after=place.after)
-                    for place in places
-                    for node, k in place.values
-                ),
-                place=(op, places),
-                spare=not all(place.after for place in places),
+                text=f"reduce {site.text} with lax.{name}(.., {named}){also}",
+                source=in_order((*put_through(site, name, named), *change.source)),
+                reduce=tuple(Reduce(node.id, k, axes, op, divisor) for node, k in site.values),
+                place=(op, site),
             )
 
         # Where nothing averages, a mean of parts would be right only because of another fault.
         averaged = finding.observer is not None and self.divisions(finding.observer)
         may_mean = op == CALLED["sum"] and (finding.means or averaged)
-        bounds = [self.bounds(place) for place in places if op == CALLED["sum"]]
-        if any(made for made, _ in bounds):  # a sum of bounded parts is not the bounded sum
+        made, read = self.bounds(site) if op == CALLED["sum"] else (False, False)
+        if made:  # a sum of bounded parts is not the bounded sum
             return ()
-        may_mean = may_mean and not any(read for _, read in bounds)  # its mean has another bound
+        may_mean = may_mean and not read  # its mean has another bound
         ways = [edit(op, 1), *([edit(CALLED["mean"], n)] if may_mean else [])]
         return tuple(reversed(ways) if finding.means else ways)
 
-    def bounds(self, place: Site) -> tuple[bool, bool]:
+    def bounds(self, site: Site) -> tuple[bool, bool]:
         """Whether a constant bounds a value where it is made, and where it is read."""
-        values = [n.outputs[k] if place.after else n.inputs[k] for n, k in place.values]
-        makers = (self.sites.makers[v][0] for v in values if v in self.sites.makers)
-        readers = itertools.chain(*(self.sites.readers[v] for v in values))
-        return any(map(is_bound, makers)), any(map(is_bound, readers))
+        readers = (r for n, k in site.values for r in self.sites.readers[n.outputs[k]])
+        return any(is_bound(n) for n, _ in site.values), any(map(is_bound, readers))
 
     def scatter(self, finding: Finding, dim: int) -> Iterator[Variants]:
         """A partial result that is returned as split: scattered, or reduced and returned as
@@ -462,32 +448,16 @@ class Repairs:
     # ---- a reduction before the operation that is at fault --------------------------------------
 
     def reduce_earlier(self, finding: Finding) -> Iterator[Variants]:
-        """A reduction where the value becomes partial, or of the operation's operand; the later
-        reduction is dropped or kept."""
+        """A reduction where the value becomes partial; the later reduction is dropped or kept."""
+        made = finding.fault.made
+        site = None if made is None else self.sites.value(made)
+        if site is None:
+            return
         op = reduction_of(finding.fault) or CALLED["sum"]
         late = finding.observer
         gone = self.without(late, finding.mesh_axes) if late is not None else None
         for change in (None,) if gone is None else (gone, None):
-            for places in self.places(finding, op):
-                yield self.reduction(finding, places, op, change)
-
-    def places(self, finding: Finding, op: str) -> Iterator[tuple[Site, ...]]:
-        """The places where a value may be reduced before an operation: for all its readers, or for
-        that operation only."""
-        fault = finding.fault
-        made = None if fault.made is None else self.sites.value(fault.made)
-        if made is not None:
-            yield (made,)
-        reads = self.sites.reads(fault.node, fault.partial)
-        span = users_span(fault.node)
-        if not reads or span is None:
-            return
-        where = f" in {_expression(fault.node)} at line {span.line}"
-        if op != CALLED["sum"]:  # what is shifted by a maximum has the same maximum added again
-            reads = tuple(r for r in reads if self.sites.alone(fault.node, r))
-        for chosen in [*((r,) for r in reads), *([reads] if len(reads) > 1 else [])]:
-            *others, last = chosen
-            yield (*others, replace(last, text=last.text + where))
+            yield self.reduction(finding, site, op, change)
 
     # ---- parts of candidates --------------------------------------------------------------------
 

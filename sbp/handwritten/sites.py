@@ -18,15 +18,12 @@ import jax.numpy as jnp
 
 from sbp.errors import SourceEdit, Span
 from sbp.handwritten.emulation import inner_graphs
-from sbp.signatures import traits_of
 from sbp.source.editing import Edits, axes_text, lax_in
 from sbp.source.reader import (
     end_of,
     expression_at,
     name_called,
     names_at,
-    position_at,
-    position_of,
     source_text,
     span_of,
     start_of,
@@ -42,19 +39,16 @@ class Site:
 
     Arguments:
       text: its source text, with its line.
-      values: its values in the program: nodes, and positions of their results.
+      values: its values in the program: nodes that make them, and positions of their results.
       spans: the places of the expression; for a variable, the expression in the statement that sets
           it.
       name: the variable; empty for an expression.
-      after: whether the nodes make the values, at positions of results. If not, the nodes read
-          the values, at positions of operands.
     """
 
     text: str
     values: tuple[tuple[Node, int], ...]
     spans: tuple[Span, ...]
     name: str = ""
-    after: bool = True
 
 
 def _graphs(
@@ -206,13 +200,6 @@ class Sites:
         found = [n for n in self.by_span.get(users_span(node), []) if n.op in same]
         return () if any(self.differentiated(n) for n in found) else tuple(found)
 
-    def alone(self, reader: Node, read: Site) -> bool:
-        """Whether an operand has no other reader."""
-        return all(
-            len(self.readers[v]) == 1
-            for v in {self._origin(reader, i) for node, i in read.values if node is reader}
-        )
-
     # ---- values ---------------------------------------------------------------------------------
 
     def value(self, node: Node) -> Site | None:
@@ -356,61 +343,6 @@ class Sites:
         first = (n for n in found if not gradients(n))
         return [] if any(not is_sum(n) for n in first) else [n for n in found if is_sum(n)]
 
-    # ---- operands -------------------------------------------------------------------------------
-
-    def reads(self, node: Node, operands: tuple[int, ...]) -> tuple[Site, ...] | None:
-        """Operands as the line of an operation writes them, in every call; None where the line does
-        not show one of them."""
-        expression, calls = expression_at(node.span)[0], self.alike(node)
-        if expression is None or users_span(node) != node.span or node.span is None or not calls:
-            return None
-        parts = _parts(expression)
-        origins = [self._origin(node, i) for i in range(len(node.inputs))]
-        found: list[Site] = []
-        for i in operands:
-            if isinstance(origins[i], int) and not any((node, i) in r.values for r in found):
-                written = self._written(origins[i], node.span, parts)
-                if not written:
-                    return None
-                same = [k for k, o in enumerate(origins) if o == origins[i]]
-                values = tuple((call, k) for call in calls for k in same)
-                spans = tuple(span_of(part, node.span.file) for part in written)
-                found.append(Site(f"`{source_text(spans[0])}`", values, spans, after=False))
-        return tuple(found)
-
-    def _origin(self, node: Node, index: int) -> Operand:
-        """An operand before its line converts or broadcasts it."""
-        operand = node.inputs[index]
-        while operand in self.makers:
-            maker = self.makers[operand][0]
-            if maker.span != node.span or not traits_of(maker.op).adapts:
-                break
-            operand = maker.inputs[0]
-        return operand
-
-    def _written(self, value: Operand, line: Span, parts: list[ast.expr]) -> list[ast.expr]:
-        """The parts of an expression whose value is `value`; for a variable, every read of it."""
-        maker = self.makers.get(value)
-        for frame in maker[0].stack if maker else ():
-            name = expression_at(frame)[1]
-            here = [p for p in parts if position_of(p) == position_at(frame)]
-            named: list[ast.expr] = [p for p in parts if isinstance(p, ast.Name) and p.id == name]
-            found = here if frame.file == line.file else []
-            if found := found or (named if frame.function == line.function else []):
-                return found
-        return []
-
 
 def _shape(aval: Any) -> tuple[Any, ...]:
     return tuple(aval.shape), aval.dtype
-
-
-def _parts(expression: ast.expr) -> list[ast.expr]:
-    """The parts of an expression: operands, arguments, and the object of a method call."""
-    if not isinstance(expression, ast.BinOp | ast.UnaryOp | ast.Compare | ast.Call):
-        return []
-    parts: list[ast.AST] = [*ast.iter_child_nodes(expression)]
-    if isinstance(expression, ast.Call):  # the function comes first
-        parts[:1] = [expression.func.value] if isinstance(expression.func, ast.Attribute) else []
-    values = (p.value if isinstance(p, ast.keyword) else p for p in parts)
-    return [p for p in values if isinstance(p, ast.expr)]
