@@ -27,7 +27,7 @@ from sbp.explain.change import (
 from sbp.explain.names import result_code
 from sbp.explain.pin_changes import PinChanges, Placed, insert_pins, set_pins, site_in
 from sbp.explain.relaxations import DEARER
-from sbp.infer.constraints import POLICY_LITERAL, ReadConstraint
+from sbp.infer.constraints import ReadConstraint
 from sbp.infer.flow import allowing
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
@@ -472,12 +472,9 @@ def helps_of(fault: BlamedFault, node: Node) -> tuple[tuple[Help, ...], int, int
     )
     if not huge:
         tries.append(_by_policy(fault, base, 0 if large and tries[-1].accepted else most))
-    for more, better in (
-        (_beside_policy(fault, node), {"pin"}),
-        (pins.pairs(), {"pin", "other pin", "drop"}),
-    ):
-        if better.isdisjoint(one.kind for t in tries for one, _ in t.accepted):
-            tries.append(attempt(more, 0 if large else most))
+    accepted = (one.kind for t in tries for one, _ in t.accepted)
+    if {"pin", "other pin", "drop"}.isdisjoint(accepted):
+        tries.append(attempt(pins.pairs(), 0 if large else most))
     found = [_rank(fault, node, one) for t in tries for one in t.accepted]
     shown = choose(found, limits.shown)
     return (
@@ -518,17 +515,6 @@ def _by_policy(fault: BlamedFault, base: Request, plans: int) -> Tried:
     )
     helps = 1 if diagnosis.limits.is_large(diagnosis.request.size) else None
     return tried(changes, plans=plans, helps=helps, plan=lambda program: program)
-
-
-def _beside_policy(fault: BlamedFault, node: Node) -> Iterator[Change]:
-    """Changes of the pins of one of several faults, under each policy that was tried, allows more
-    and yet gives no typing: it may mend the other faults, and not this one."""
-    found = len(fault.diagnosis.groups) > 1 and policy_to_blame(fault)
-    freed = {(axis, POLICY_LITERAL) for axis in fault.request.mesh.names}
-    for text, _, change in looser_policies(fault.request, found, fault.position) if found else ():
-        if fault.diagnosis.under_policies.get(text, change) is None:
-            for one in PinChanges(fault, change(fault.request), node).moved():
-                yield replace(one, without=one.without | freed)
 
 
 def _policy_changes(diagnosis: Diagnosis, base: Request, looser: Looser) -> Iterator[Change]:

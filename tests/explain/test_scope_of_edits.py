@@ -266,16 +266,6 @@ def test_one_leaf_of_all_layers_changes_at_once(keys):
         assert edits == [(1, "d:S(0)"), (3, "d:S(0)"), (5, "d:S(0)")]
 
 
-def test_a_pin_is_changed_under_the_policy_that_mends_the_other_errors():
-    def program(w, v, x):
-        return jnp.exp(sbp.split(x @ w, 1, "d") @ v)
-
-    options: dict[str, Any] = {"in_types": ("d:S(1)", "d:S(1)", "B"), "boxing": "explicit"}
-    _, conflict = helped(program, LINE, (WIDE,) * 3, **options)
-    assert conflict.rule.startswith("dot_general")
-    assert conflict.helps[0].text.startswith("split v on dim 0 in in_types")
-
-
 def wrong_pin(w, v, x):
     return 2 * w, 2 * v, jax.nn.relu(x @ w) @ v
 
