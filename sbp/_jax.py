@@ -58,12 +58,12 @@ __all__ = [
     "threefry2x32_p",
 ]
 
-ENDS_ON_AXIS_NAMES = jax.__version_info__[:2] < (0, 12)
+ENDS_ON_AXIS_NAMES = jax.__version_info__ < (0, 12)
 """Whether the process ends where a mesh of devices has an axis whose name has characters outside
 ASCII, or one of several devices a backslash, seen up to JAX 0.11
 (`tests/machine/test_network.py`)."""
 
-MERGES_SLICES = jax.__version_info__[:2] < (0, 12)
+MERGES_SLICES = jax.__version_info__ < (0, 12)
 """Whether XLA for CPU drops the bounds of the inner one of two slices, seen up to JAX 0.11."""
 
 # Frames of sbp itself are never the user's: diagnostics point at the line that called it. `sbp.moe`

@@ -451,9 +451,8 @@ class _Joins(Writer):
                 sliced.update(node.inputs)
                 continue
             # A pad that only slices read is not made, nor is a sum that one slice reads.
-            readers = sum(sliced[v] for v in node.outputs)
-            is_made = readers == 0 or not self.kept.isdisjoint(node.outputs)
-            if node.op == "add_any" and readers == 1 and not is_made:
+            is_made = not self.kept.isdisjoint(node.outputs)
+            if node.op == "add_any" and not is_made and sliced[node.outputs[0]] == 1:
                 sliced.update(node.inputs)
             elif node.op != "pad" or is_made:
                 self.kept.update(o for o in node.inputs if isinstance(o, int))

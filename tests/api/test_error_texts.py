@@ -362,6 +362,8 @@ _annotated = lambda annotation: sbp.jit(annotation, GRID).plan(X)
         (lambda: sbp.S(-3), "got -3; .* dim -3 of 3 dims is S.0."),
         (lambda: sbp.S(False), "got False; count dims from the front$"),
         (lambda: JIT(GRID, jnp.sin), r"a function, with the mesh after it, as in sbp\.jit\(f, m"),
+        (lambda: sbp.S(-3), "got -3; .* dim -3 of 3 dims is S.0."),
+        (lambda: sbp.S(False), "got False; count dims from the front$"),
         (lambda: SG.all_b("add"), "signatures.all_b: `op` must be an Op"),
         (lambda: SG.traits_of(jax.lax.add_p), "`name` must be a string, got add"),
         (lambda: JIT(jnp.sin, GRID, static_argnums=["0"]), "donate_argnames take names; got .*'0'"),

@@ -133,7 +133,14 @@ def test_the_plan_is_the_same_bytes_every_time():
 
 
 def test_equal_operators_share_rows_and_others_do_not():
-    program = lambda x, w: (x @ w, (x + 1.0) @ (w + 1.0), jnp.tanh(x @ w), x * w)
+    program = lambda x, w: (
+        x @ w,
+        (x + 1.0) @ (w + 1.0),
+        jnp.tanh(x @ w),
+        x * w,
+        x.sum(0),
+        x.sum(1),
+    )
     request = request_of(
         program, [shape(16, 16)] * 2, jax.sharding.AbstractMesh((4,), ("x",)), [None, None]
     )
@@ -142,6 +149,8 @@ def test_equal_operators_share_rows_and_others_do_not():
     (mul,), table = [n for n in graph.nodes if n.op == "mul"], fresh()
     assert first.params is not second.params
     assert table.rows_in(graph, first, {}) is table.rows_in(graph, second, {})
+    rows, columns = [n for n in graph.nodes if n.op == "reduce_sum"]
+    assert table.rows_in(graph, rows, {}) != table.rows_in(graph, columns, {})
     # Two operators that have one dictionary of parameters are two.
     add = next(n for n in graph.nodes if n.op == "add")
     product = dataclasses.replace(mul, params=add.params)

@@ -214,6 +214,7 @@ def test_a_region_under_the_mesh_that_is_set():
         ),
         (region(twice), (X, W), "model", "got 'model'"),
         (region(twice), (X, "w"), MESH, "input 1 is not an array: str"),
+        (lambda x: (x, "text"), (X,), MESH, r"returns a value of type str at result\[1\]"),
         (3, (X,), MESH, "must be a function"),
     ],
 )
