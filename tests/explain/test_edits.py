@@ -137,6 +137,10 @@ def an_input_rebound(x, w):
     return jax.nn.softmax(y) * x
 
 
+def an_einsum_of_expressions(x, w):
+    return jnp.einsum("ij,jk->ik", jnp.sin(x), w * 2.0)
+
+
 PROGRAMS = [
     (swapped, "sbp.replicate(x,", None),
     (another_array, "sbp.replicate(x,", None),
@@ -146,6 +150,11 @@ PROGRAMS = [
     (parameters_in_another_order, "sbp.split(w, 0", None),
     (an_input_in_another_order, "sbp.split(w, 0", ("tensor:S(1)", "tensor:S(1)")),
     (an_input_rebound, "sbp.replicate(x,", ("tensor:S(1)", None)),
+    (
+        an_einsum_of_expressions,
+        "sbp.replicate(jnp.sin(x),",
+        ("tensor:S(0)", "tensor:S(1)"),
+    ),
 ]
 """Programs, each with a help that would name another array, and its `in_types`."""
 

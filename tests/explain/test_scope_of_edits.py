@@ -84,6 +84,15 @@ def alias_taken(x, w):
     return scaled(sbp.split(x, 0, "tensor"), s.split(w, 1, "tensor"))
 
 
+def gradients_of_a_product(x, w):
+    def loss(x, w):
+        h = jnp.sin(x)
+        y = h @ w
+        return jnp.sum(jnp.sin(y))
+
+    return jax.grad(loss, (0, 1))(x, w)
+
+
 @pytest.mark.parametrize(
     ("program", "mesh", "options", "args"),
     [
@@ -97,6 +106,7 @@ def alias_taken(x, w):
         (carried_by_a_loop, MESH, {}, "m"),
         (one_pin_for_all, MESH_2D, {}, "mmm"),
         (alias_taken, MESH, {}, "mm"),
+        (gradients_of_a_product, MESH, {"in_types": ("tensor:S(0)", "tensor:S(1)")}, "mm"),
     ],
     ids=lambda v: getattr(v, "__name__", ""),
 )
@@ -207,6 +217,21 @@ def test_two_pins_are_dropped_where_no_one_pin_helps():
         lines = {e.span.line - start for e in help_.edits if isinstance(e, SourceEdit)}
         assert len(lines & {1, 2}) == len(lines & {3, 4}) == 1, help_
     assert "not shown: 1 more change that fixes this error" in error.notes
+
+
+def test_a_pin_of_values_of_several_ranks_takes_what_all_of_them_can_have():
+    cube = jax.sharding.AbstractMesh((2, 2, 2), ("data", "model", "pipe"))
+
+    def program(x, b):
+        def rows(t):
+            return sbp.annotate(t, data=sbp.S(0), model=sbp.B, pipe=sbp.B)
+
+        a, c = jnp.tanh(rows(x)), jnp.tanh(rows(b))
+        return a + jnp.tanh(sbp.annotate(x, data=sbp.B, model=sbp.S(0), pipe=sbp.S(1))), c
+
+    (error,) = sbp.jit(program, cube, boxing="explicit").check(SQUARE, VECTOR).diagnostics
+    (pin,) = (h.text for h in error.helps if h.text.startswith("pin "))
+    assert pin.startswith("pin x to data:S(0) model:B pipe:B at line ")
 
 
 def test_two_inputs_are_left_free():
