@@ -307,8 +307,8 @@ def _is_same(found: Any, eqn: Any) -> bool:
         return False
     # Shardings do not change what one device computes.
     keys = (found.params.keys() | eqn.params.keys()) - {"sharding", "out_sharding"}
-    is_made = not eqn.invars and eqn.primitive.name in _SAME  # all is said by its result
-    return is_made or all(_equal(found.params.get(k), eqn.params.get(k)) for k in keys)
+    is_known = eqn.primitive.name in _SAME  # operands and result determine it
+    return is_known or all(_equal(found.params.get(k), eqn.params.get(k)) for k in keys)
 
 
 def _equal(a: Any, b: Any) -> bool:

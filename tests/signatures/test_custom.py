@@ -218,8 +218,9 @@ def test_large_operands_are_checked_on_samples(mesh):
             r"P\(max\) -> P\(min\)` does not hold",
         ),
         (TRIPLE, [(jnp.sin, (SMALL,))], "sample 0 does not call it"),
+        (TRIPLE, [(triple, ())], "is called with 0 arguments"),
     ],
-    ids=["no samples", "a wrong row", "another function"],
+    ids=["no samples", "a wrong row", "another function", "too few arguments"],
 )
 def test_large_operands_need_samples_that_hold(mesh, rows, samples, said):
     with registered(triple_p, rows, samples=samples):

@@ -142,6 +142,8 @@ SENT = {
     # the shard once; what stays is not sent.
     "a window of three": (Windows(size=64, out=64, low=1, window=3).need(8), (2, 2)),
     "windows side by side": (Windows(size=64, out=32, stride=2, window=2).need(8), (0, 0)),
+    # Of three shards of 3, 3 and 2 elements, two messages of 3 go right, one of 3 and one of 2 left.
+    "a window of seven": (Windows(size=8, out=6, low=2, window=7).need(3), (6, 2)),
     "a reversal": (ranges(64, 8, tuple(64 - 8 * (k + 1) for k in range(8)), 8), (8, 1)),
     "all but the first": (Windows(size=64, out=63, low=-1).need(8), (1, 1)),
     # Of shards of 8 elements, a roll by at most 8 sends `shift` elements in one round.
@@ -168,6 +170,12 @@ SENT = {
 @pytest.mark.parametrize(("need", "want"), SENT.values(), ids=list(SENT))
 def test_what_is_sent(need: Need, want: tuple[int, int]):
     assert sent(need) == want
+
+
+def test_a_halo_without_padding_adds_no_zeros():
+    line = line_of(Windows(size=64, out=64, low=1, window=3).need(8))
+    assert line is not None
+    assert line[1] == (0, 0)
 
 
 # ---- halo kernels --------------------------------------------------------------------------------

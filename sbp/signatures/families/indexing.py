@@ -302,7 +302,7 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     dims = Indexing.of(ctx.params, ctx.global_ins, ctx.global_outs)
     sizes, shape = ctx.params["slice_sizes"], dims.shape
     windows = [d for d in dims.windows if ctx.in_axes(0, d)]
-    picked = [d for d in dims.picked if ctx.in_axes(0, d) and shape[d] != ctx.local_ins[0][d]]
+    picked = [d for d in dims.picked if shape[d] != ctx.local_ins[0][d]]
     # A slice of a whole dim is the shard.
     local_sizes = zip(sizes, shape, ctx.local_ins[0], strict=True)
     changes: dict[str, Any] = {
@@ -426,9 +426,7 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     if monoid is not None:
         updates = without_padding(ctx, 2, updates, tuple(dims.outside), monoid)
     windows = {d: dims.sizes[d] for d in dims.windows}
-    split = [
-        d for d in (*dims.picked, *windows) if ctx.in_axes(0, d) and shape[d] != ctx.local_ins[0][d]
-    ]
+    split = [d for d in (*dims.picked, *windows) if shape[d] != ctx.local_ins[0][d]]
     changes: dict[str, Any] = {}
     if split or tuple(indices.shape) != tuple(ctx.global_ins[1].shape):
         # Indices that are padded or dropped are neither sorted nor unique.

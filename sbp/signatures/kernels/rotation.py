@@ -68,10 +68,11 @@ def gather_shards(ctx: LocalContext, x: Any, moving: RotatedOperand) -> Any:
     n, dim, me = moving.n, moving.dim, lax.axis_index(moving.axis)
     chunk = x.shape[dim]
     whole = jnp.zeros([chunk * n if d == dim else size for d, size in enumerate(x.shape)], x.dtype)
-    for step in range(n):
-        whole = lax.dynamic_update_slice_in_dim(whole, x, ((me + step) % n) * chunk, dim)
-        if step < n - 1:
-            x = ctx.permute(x, moving.axis, ring_of(n))
+    arriving = itertools.accumulate(
+        [ring_of(n)] * (n - 1), lambda shard, ring: ctx.permute(shard, moving.axis, ring), initial=x
+    )
+    for step, shard in enumerate(arriving):
+        whole = lax.dynamic_update_slice_in_dim(whole, shard, ((me + step) % n) * chunk, dim)
     return whole
 
 
