@@ -142,7 +142,7 @@ SENT = {
     # the shard once; what stays is not sent.
     "a window of three": (Windows(size=64, out=64, low=1, window=3).need(8), (2, 2)),
     "windows side by side": (Windows(size=64, out=32, stride=2, window=2).need(8), (0, 0)),
-    # Of three shards of 3, 3 and 2 elements, two messages of 3 go right, one of 3 and one of 2 left.
+    # Of shards of 3, 3 and 2 elements, two messages of 3 go right, one of 3 and one of 2 left.
     "a window of seven": (Windows(size=8, out=6, low=2, window=7).need(3), (6, 2)),
     "a reversal": (ranges(64, 8, tuple(64 - 8 * (k + 1) for k in range(8)), 8), (8, 1)),
     "all but the first": (Windows(size=64, out=63, low=-1).need(8), (1, 1)),
