@@ -364,8 +364,10 @@ class _Lifting:
         own = self.maker.view(operand)
         start, _, stride = own.cuts[dim]
         for view, lifted in self.views:
+            if view.source != own.source:  # which may have no such dim
+                continue
             first, _, step = view.cuts[dim]
             is_at = start == first + at * step and (size == 1 or stride == step)
-            if is_at and View(own.source, with_cut(own.cuts, dim, view.cuts[dim])) == view:
+            if is_at and with_cut(own.cuts, dim, view.cuts[dim]) == view.cuts:
                 return Slice(lifted, at, size)
         return Slice(operand, 0, size)

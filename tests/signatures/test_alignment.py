@@ -151,6 +151,9 @@ MOVED: dict[str, Callable[..., Any]] = {
     "put back": lambda x: lax.pad(x[3:5], np.float32(7), [(3, 3, 0), (0, 0, 0)]),
     "zeros between": lambda x: lax.pad(x[2:6], np.float32(7), [(4, 5, 1), (0, 0, 0)]),
     "along the other dim": lambda x: jnp.concatenate([x[:, :1], x[:, 1:] - x[:, :-1]], 1),
+    "along a dim that the array lacks": lambda x: jnp.concatenate(
+        [x[None, :, :1], x[None, :, 1:] * 2], 2
+    ),
 }
 
 
