@@ -142,6 +142,14 @@ def test_what_is_kept(case: str):
     assert ops(before) == ops(after)
 
 
+def test_a_convolution_of_each_feature_alone_moves():
+    def fn(x: Any) -> Any:
+        y = grouped(x[None, :, 1:], jnp.ones((1, 1, 3), np.float32), feature_group_count=3)
+        return jnp.concatenate([x[None, :, :1], y], 2)
+
+    assert "concatenate" not in ops(aligned(fn, (drawn(8, 4),))[1])
+
+
 MOVED: dict[str, Callable[..., Any]] = {
     "differences behind the first": lambda x: jnp.concatenate([x[:1], x[1:] - x[:-1]]),
     "read elsewhere, too": lambda x: (lambda y: (jnp.concatenate([x[:1], y]), jnp.cumsum(y, 0)))(

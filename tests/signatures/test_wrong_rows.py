@@ -251,6 +251,13 @@ def test_wrong_rows_are_refuted_and_absent(name, fn, args, row):
     assert not any((r.ins, r.outs) == (row.ins, row.outs) for n in (2, 3) for r in rows(eqn, n))
 
 
+@pytest.mark.parametrize(("sample", "n", "splits"), [(0, 4, True), (1, 4, False)])
+def test_scaled_products_split_between_blocks(sample: int, n: int, splits: bool):
+    """A contracted dim of 8 elements, in four blocks or in two."""
+    (eqn,) = equations("scaled_dot", [SAMPLES["scaled_dot"][sample]])
+    assert any(S(2) in row.ins for row in rows(eqn, n)) == splits
+
+
 def test_a_narrowing_cast_of_a_partial_sum_is_absent():
     """Within the tolerance of the narrow dtype it may pass the oracle: it is refused for its
     precision, not for its law."""
