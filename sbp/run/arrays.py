@@ -629,7 +629,7 @@ def padded_parts(x: Any, padding: Padding, sharding: NamedSharding) -> jax.Array
     ):
         with _jax.without_context_mesh():
             return jax.device_put(padding.pad(whole_on_devices(x)), sharding)
-    words = x if isinstance(x, jax.Array) and _jax.is_extended(x.dtype) else np.asarray(x)
+    words = x if _jax.is_extended(x.dtype) else np.asarray(x)
     return place_array(padding.pad(words), sharding)
 
 

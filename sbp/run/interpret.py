@@ -274,7 +274,7 @@ def _values_before(
         found: dict[Register, None] = {}
         for instruction in block.instructions[before + 1 : loop]:
             sources = [s for s in instruction.ins if isinstance(s, Register)]
-            ending = [s for s in sources if last.get(s, 0) < loop]
+            ending = [s for s in sources if last[s] < loop]
             freed = (max(freed_bytes(instruction, s), needed.get(s, 0.0)) for s in ending)
             most = max(freed, default=0.0)
             for register in instruction.outs:

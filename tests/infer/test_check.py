@@ -502,6 +502,18 @@ def test_the_walk_itself_is_judged_right() -> None:
     assert all(judged(asked(hardware)) > 0 for hardware in HARDWARE)
 
 
+def test_a_loop_whose_results_have_another_type_than_its_body_does_not_verify():
+    fn = lambda x: jax.lax.while_loop(lambda c: c.sum() < 3, jnp.sin, x)
+    f = sbp.jit(fn, AbstractMesh((4,), ("x",)), in_types="B")
+    block = f.plan(shape(8)).program.block
+    (loop,) = [i for i in block.instructions if isinstance(i, Loop)]
+    outs = tuple(dataclasses.replace(o, codes=(1,)) for o in loop.outs)
+    assert outs != loop.outs
+    changed = [dataclasses.replace(i, outs=outs) if i is loop else i for i in block.instructions]
+    with pytest.raises(sbp.SbpInternalError, match="types of the region do not agree"):
+        verify(dataclasses.replace(block, instructions=tuple(changed)))
+
+
 def outcome(hardware: Hardware | None, sound: float) -> str | type[Exception]:
     """What becomes of the program: "missed", "caught" by a verdict, or the error of a crash.
 

@@ -227,6 +227,7 @@ def test_gradients_are_scattered_in_each_turn():
     thrifty, fastest = plan(**LARGE), plan(**LARGE, memory_limit=ALL)
     assert inside(thrifty) == {"reduce_scatter"} and not inside(fastest)
     assert thrifty.program.faster == fastest.cost
+    assert thrifty.program.typing.lower_bound == fastest.program.typing.lower_bound
     time = thrifty.cost.seconds / fastest.cost.seconds
     memory = thrifty.cost.peak_memory_bytes / fastest.cost.peak_memory_bytes
     assert memory <= 1 - FREED and 1 < time <= memory**-WORTH

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
+from sbp.plan import fit, program
 from sbp.plan.fit import best_program, room_of, without_repeats
 from sbp.plan.saving import repeated_values, repeats
 from tests.cases import descent, shape as f32
@@ -59,6 +60,18 @@ def test_gathered_weights_are_not_kept_by_default():
     least, most = free.cost.peak_memory_bytes, roomy.cost.peak_memory_bytes
     assert plan(most).cost == roomy.cost
     assert plan((least + most) / 2).cost.bytes_per_device == free.cost.bytes_per_device
+
+
+def test_a_plan_that_keeps_values_is_certified_and_verified(monkeypatch):
+    seen = []
+    for module, name in ((fit, "certify"), (program, "verify")):
+        check = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda x, *rest, check=check: (seen.append(x), check(x, *rest))
+        )
+    found = plan.__wrapped__(2**40, layers=2).program
+    assert found.removed
+    assert any(x is found.typing for x in seen) and any(x is found.block for x in seen)
 
 
 def test_the_report_says_what_is_repeated():

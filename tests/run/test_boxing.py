@@ -554,6 +554,18 @@ def test_a_plan_finds_a_way_with_the_types_at_hand(sizes: Shape, shape: Shape):
         assert sent == pytest.approx(least) if shape == EVEN else sent >= least - 1e-9
 
 
+def test_a_sum_that_is_read_whole_and_split_is_reduced_once():
+    """The all-reduce sends 3/4 of the bytes twice; the slice of its result sends nothing."""
+
+    def fn(x, y):
+        z = x @ y
+        return sbp.replicate(z, "d"), sbp.split(z, 0, "d")
+
+    f = sbp.jit(fn, jax.sharding.AbstractMesh((4,), ("d",)), in_types=("d:S(1)", "d:S(0)"))
+    x, y = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 4096), (4096, 64)))
+    assert f.plan(x, y).cost.bytes_per_device == 2 * 3 / 4 * 64 * 64 * 4
+
+
 def test_formulae():
     """By hand: 96 bytes on 4 devices, 24 on each where they are split."""
     shape, n = (4, 6), 4

@@ -475,6 +475,12 @@ def test_the_first_part_that_differs_is_named(other, part):
     assert not difference({0: mine, 1: mine})
 
 
+def test_eight_processes_are_all_named():
+    mine, other = {"mesh": ("a", "a")}, {"mesh": ("b", "b")}
+    said = difference({**dict.fromkeys(range(8), mine), 8: other})
+    assert said == "the mesh differs: a in processes 0, 1, 2, 3, 4, 5, 6, 7, b in process 8"
+
+
 def test_elements_are_compared_with_dtype_and_shape():
     values = [X, X + 1, X.astype(np.int32), X.T.copy(), X.astype(jnp.bfloat16), X.reshape(-1)]
     assert len({values_digest(x) for x in values}) == len(values)
@@ -489,6 +495,14 @@ def test_one_process_waits_for_none():
     assert place_array(X, sharding).sharding == sharding
     assert sbp.jit(jnp.sin, mesh).plan(X)._joint is None
     assert jax.process_count() == 1
+
+
+@pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="this JAX does not abort")
+def test_two_executions_are_in_flight_on_simulated_devices():
+    plan = sbp.jit(jnp.sin, sbp.make_mesh((2,), ("data",))).plan(X)
+    for _ in range(4):
+        plan(X)
+    assert len(plan._executable._in_flight) == 2
 
 
 # ---- names ---------------------------------------------------------------------------------------

@@ -297,6 +297,12 @@ def test_a_reduced_gradient_meets_the_moment():
         (lambda w, x: jnp.sin(sbp.replicate(x @ w, "d")), 512, None),
         # A gradient that meets its weight alone.
         (lambda w, x: w - 0.1 * jax.grad(lambda w: jnp.tanh(x @ w).sum())(w), 4096, "B"),
+        # One that is returned, and multiplied with its weight.
+        (
+            lambda w, x: (lambda g: (g, w @ g))(jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)),
+            4096,
+            "B",
+        ),
     ],
 )
 def test_what_meets_no_other_argument_is_left_to_the_compiler(fn, rows, out):

@@ -306,3 +306,12 @@ def test_the_winner_of_a_shard_is_reduced_not_gathered(fn: Callable[..., Any]):
         jax.ShapeDtypeStruct((8, 2**20), jnp.float32)
     )
     assert "stablehlo.gather" not in plan.lower().as_text()
+
+
+def test_a_scatter_at_whole_indices_keeps_what_is_said_of_them():
+    fn = lambda x, at, rows: x.at[at].set(rows, indices_are_sorted=True, unique_indices=True)
+    plan = sbp.jit(fn, on(4), in_types=("x:S(1)", "B", "x:S(1)")).plan(
+        f(8, 4), np.array([1, 3, 6], np.int32), f(3, 4)
+    )
+    text = plan.lower().as_text()
+    assert "indices_are_sorted = true" in text and "unique_indices = true" in text
