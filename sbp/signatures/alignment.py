@@ -363,9 +363,8 @@ class _Lifting:
             return Slice(self.lifted[operand], at, size)
         own = self.maker.view(operand)
         start, _, stride = own.cuts[dim]
-        for view, lifted in self.views:
-            if view.source != own.source:  # which may have no such dim
-                continue
+        # A view of another array may have no such dim.
+        for view, lifted in [v for v in self.views if v[0].source == own.source]:
             first, _, step = view.cuts[dim]
             is_at = start == first + at * step and (size == 1 or stride == step)
             if is_at and with_cut(own.cuts, dim, view.cuts[dim]) == view.cuts:
