@@ -502,7 +502,7 @@ def test_two_executions_are_in_flight_on_simulated_devices():
     plan = sbp.jit(jnp.sin, sbp.make_mesh((2,), ("data",))).plan(X)
     for _ in range(4):
         plan(X)
-    assert len(plan._executable._in_flight) == 2
+    assert plan._executable._in_flight is not None and len(plan._executable._in_flight) == 2
 
 
 # ---- names ---------------------------------------------------------------------------------------
