@@ -2,6 +2,7 @@
 
 import enum
 import functools
+import types
 from dataclasses import dataclass
 
 import jax
@@ -155,6 +156,13 @@ def test_modules_of_the_user_and_the_device_count():
     assert written(counted, every).numbers == {"device_count": jax.device_count()}
     assert alone(counted, "device_count", axis=every)() == 1
     assert "`device_count`" in written(counted, AxisInCode("model", 3)).fixed
+
+
+def test_a_module_that_names_itself():
+    """As a package that imports itself."""
+    module = types.ModuleType("mine")
+    vars(module).update(mine=module, STAGES=8)
+    assert alone(lambda: module.mine.STAGES, "STAGES")() == 1
 
 
 def test_a_function_in_a_wrapper_is_copied_without_it():
