@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,7 +15,9 @@ from sbp.handwritten.arguments import trace_program
 from sbp.handwritten.check import Helper, diagnostic
 from sbp.handwritten.faults import find_faults
 from sbp.handwritten.one_device import compared_runs
+from sbp.handwritten.repairs import GraphEdit, edit_program
 from sbp.machine.mesh import mesh_spec
+from sbp.trace.build import trace
 from tests.edits import edited_text, run_source, split_edits
 from tests.shardmap.programs.collection import FAULTY, PAIRED
 from tests.shardmap.programs.kinds import is_right, mesh, shapes
@@ -104,3 +107,11 @@ def test_repairs_that_are_not_tried_are_said(name):
     for tried, said in ((1, True), (24, False)):
         notes = diagnostic(finding, spec, Helper(compared, tried=tried).helps(finding)).notes
         assert ("sbp did not try every repair" in notes) == said, (tried, notes)
+
+
+def test_operations_of_an_edited_program_have_ids_of_their_own():
+    """The next edit names operations by their ids."""
+    graph, _ = trace(lambda x: jnp.sin(x) + jnp.cos(x), [jax.ShapeDtypeStruct((4,), jnp.float32)])
+    halves = GraphEdit("", divide={node.id: 2 for node in graph.nodes})
+    ids = [node.id for node in edit_program(graph, halves, mesh_spec(mesh())).nodes]
+    assert len(set(ids)) == len(ids) == 6
