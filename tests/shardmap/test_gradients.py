@@ -219,6 +219,15 @@ def test_a_mean_of_a_loss_and_of_its_gradient():
     assert "take lax.pmean of the loss inside the gradient" in found.labels[0].text
 
 
+def test_a_sum_of_means_inside_a_gradient_becomes_a_mean():
+    def body(w, x, y):
+        return jax.value_and_grad(lambda w: lax.psum(LOSS["mean"](x @ w - y), "data"))(w)
+
+    (found,) = report_of(body, SAMPLES, (PS(), PS()), W, X, Y, vma=True).diagnostics
+    (help_,) = found.helps
+    assert help_.text.startswith("use lax.pmean in place of `lax.psum(") and help_.clears_all_errors
+
+
 def test_gradients_with_one_cause_are_one_error():
     def loss(layers, x, y):
         for w, b in layers:
