@@ -172,8 +172,8 @@ class Insertions(PinChanges):
         """The edits to try: other atoms for a pin, an annotation before the line, a pin dropped.
         Budgets hold for annotations, too."""
         yield from self.moved()
-        found = self.fault.found
-        if not found.budgets:
+        found, node = self.fault.found, self.node
+        if not found.budgets and users_span(node) and not node.in_gradient:
             yield from self.at_region() if found.sink[0].because.at_region else self.inserted()
         yield from self.drops()
 

@@ -84,15 +84,6 @@ def alias_taken(x, w):
     return scaled(sbp.split(x, 0, "tensor"), s.split(w, 1, "tensor"))
 
 
-def gradients_of_a_product(x, w):
-    def loss(x, w):
-        h = jnp.sin(x)
-        y = h @ w
-        return jnp.sum(jnp.sin(y))
-
-    return jax.grad(loss, (0, 1))(x, w)
-
-
 @pytest.mark.parametrize(
     ("program", "mesh", "options", "args"),
     [
@@ -106,7 +97,6 @@ def gradients_of_a_product(x, w):
         (carried_by_a_loop, MESH, {}, "m"),
         (one_pin_for_all, MESH_2D, {}, "mmm"),
         (alias_taken, MESH, {}, "mm"),
-        (gradients_of_a_product, MESH, {"in_types": ("tensor:S(0)", "tensor:S(1)")}, "mm"),
     ],
     ids=lambda v: getattr(v, "__name__", ""),
 )
