@@ -166,14 +166,15 @@ def test_each_setting_of_jax_has_its_own_plan(setting, mesh):
     assert len(log) == count, "a call that has a plan is not traced again"
 
 
-def test_a_mesh_of_the_context_is_no_other_signature(mesh):
+def test_a_mesh_of_the_context_counts_where_the_function_sees_it(mesh):
     log = []
     f = sbp.jit(functools.partial(traced, log), mesh)
     x = jnp.ones(8)
-    f.plan(x, x)
-    with jax.set_mesh(mesh):
-        f(x, x)
-    assert len(log) == 1
+    for context, count in ((sbp.make_mesh((2,), ("other",)), 1), (mesh, 2)):
+        f.plan(x, x)
+        with jax.set_mesh(context):
+            f(x, x)
+        assert len(log) == count
 
 
 def test_static_arguments_of_equal_value_and_other_type(mesh):
