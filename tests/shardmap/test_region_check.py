@@ -367,17 +367,6 @@ def test_a_sum_over_the_wrong_axis_before_a_bias_has_one_finding():
     assert found.helps[0].text.startswith('write "model" in place of "data"')
 
 
-def test_a_help_reduces_the_operand_that_does_not_fit():
-    def body(x, w, b):
-        y = x @ w
-        return lax.psum(y, "model"), jnp.maximum(y, b)
-
-    (found,) = report_of(
-        body, (*MATMUL, WHOLE), (ROWS, ROWS), X, W, jnp.ones(24), over=MESH
-    ).diagnostics
-    assert found.helps[0].text.startswith("reduce `y` in `jnp.maximum(y, b)` at line ")
-
-
 def test_the_gradient_of_a_gather_is_not_called_a_reduction_of_the_user():
     def step(w, x):
         loss = lambda w: jnp.mean((x @ lax.all_gather(w, "data", axis=0, tiled=True)) ** 2)
