@@ -16,6 +16,7 @@ from sbp.infer.space import Codes, Step, decode, local_shape, to_type
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import (
+    ORDERED_TYPES,
     Apply,
     Block,
     Box,
@@ -25,6 +26,7 @@ from sbp.plan.ir import (
     Register,
     Source,
     lower,
+    types_read,
     walk,
 )
 from sbp.plan.memory import DeviceMemory, reused_inputs
@@ -184,6 +186,15 @@ class Program:
         operand = self.graph.outputs[position]
         chosen = self.typing.sums.get(operand) if isinstance(operand, int) else None
         return chosen or self.request.reduce_dtype
+
+    @property
+    def unordered_values(self) -> int:
+        """The number of values that are read in more than `ir.ORDERED_TYPES` other types. One
+        order of their conversions was priced."""
+        return sum(
+            len(types.keys() - {self.typing.values[value]}) > ORDERED_TYPES
+            for value, types in types_read(self.typing).items()
+        )
 
     def __str__(self) -> str:
         # Each operation, each step of a conversion and each region has its own line. Registers are

@@ -25,6 +25,7 @@ from sbp.explain.names import recomputed_lines
 from sbp.handwritten import check, compared
 from sbp.infer import space
 from sbp.machine.hardware import HARDWARE
+from sbp.plan.ir import ORDERED_TYPES
 from sbp.plan.program import Program, place
 from sbp.report import device_bytes, facts, flows, shards, timeline
 from sbp.report.parts import (
@@ -194,6 +195,12 @@ def _left_out(program: Program) -> Iterator[str]:
             f" Keeping the results would save {bytes_text(sum(r.bytes_sent for r in declined))} and"
             f" {seconds_text(sum(r.seconds for r in declined))} per call, and need up to"
             f" {bytes_text(sum(r.bytes_kept for r in declined))} more memory per device{why}"
+        )
+    if program.unordered_values:
+        yield (
+            "sbp tried only one order for the conversions of"
+            f" {counted(program.unordered_values, 'value')} to more than {ORDERED_TYPES} types;"
+            " another order may send less"
         )
 
 

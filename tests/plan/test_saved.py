@@ -287,9 +287,9 @@ def read_in(count):
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 9])
-def test_a_value_that_is_read_in_many_types(count):
+def test_one_order_of_conversions_is_said(count):
     """In any order, the tree gives every reader its value."""
-    checked_plan(
+    plan = checked_plan(
         read_in(count),
         sbp.make_mesh((2, 4), ("data", "model")),
         np.random.default_rng(0).standard_normal((8, 8, 8)).astype(np.float32),
@@ -297,6 +297,9 @@ def test_a_value_that_is_read_in_many_types(count):
         atol=2e-5,
         hardware="tpu-v3",
     )
+    assert plan.program.unordered_values == (count > 4)
+    text = "sbp tried only one order for the conversions of 1 value to more than 4 types"
+    assert (text in plan.report().text(400)) == (count > 4)
 
 
 # ---- the text of a plan --------------------------------------------------------------------------
