@@ -251,6 +251,7 @@ class Jitted:
             static_argnames=names,
             donate_argnums=taken,
             donate_argnames=taken_names,
+            keep_unused=self.options.keep_unused,
             compiler_options=self.options.compiler_options,
         )
         return replace(
@@ -462,10 +463,9 @@ def jit(
         ambiguous, such as `x[tokens]`.
       in_types: pytree prefixes of types, one per non-static positional argument. An entry None
         leaves inputs free. Without `in_types`, arrays that carry a NamedSharding on this mesh keep
-        it, and the others are free. An entry may also be a
-        function of a leaf's path and shape, `sbp.fully_sharded(..)`, or a dict of entries by
-        patterns of paths: `{"blocks/*/qkv": "model:S(1)"}`. One such dict may stand for all
-        arguments.
+        it, and the others are free. An entry may also be a function of a leaf's path and shape,
+        `sbp.fully_sharded(..)`, or a dict of entries by patterns of paths:
+        `{"blocks/*/qkv": "model:S(1)"}`. One such dict may stand for all arguments.
       out_types: a pytree prefix of types for what `fn` returns; None leaves them free.
       boxing: "auto" allows any conversion at its price, "reduce" only conversions from P,
         "explicit" none that moves data except at annotations and at the boundary. A mapping gives
@@ -487,7 +487,8 @@ def jit(
         sums to the platform and before casts, as `jax.jit` does.
       in_shardings, out_shardings: as in `jax.jit`, in place of `in_types` and `out_types`:
         `NamedSharding`s on the mesh, `PartitionSpec`s, or None.
-      keep_unused, compiler_options: as in `jax.jit`.
+      keep_unused, compiler_options: as in `jax.jit`. Inside another `jax.jit` and in `plan.export`,
+        they do not count: give them to the outermost `jax.jit`.
       inline: taken and not read.
       device, backend: refused; the mesh names the devices.
       plan: the file of a plan, from `plan.save`. Calls run that plan, and are refused if it was

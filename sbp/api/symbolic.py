@@ -14,6 +14,7 @@ from sbp.api.call import CallReader, CallSignature
 from sbp.api.plan import Plan, make_plan
 from sbp.api.tracing import traced_call, with_result_types
 from sbp.errors import (
+    SHOWN,
     ArgumentTypeError,
     Diagnostic,
     SbpError,
@@ -369,7 +370,9 @@ def _limit_error(found: Decided) -> Iterator[Diagnostic]:
     """The error for a typing that does not hold for all sizes."""
     if found.counterexample is None:
         return
-    at, more = point_text(found.counterexample), len(found.limits) - 3
+    at = numbers(found.counterexample)
+    failing = [c.text for c in found.limits if not c.holds(at)][:SHOWN]
+    more = len(found.limits) - len(failing)
     yield Diagnostic(
         code="size-condition",
         severity="error",
@@ -377,7 +380,7 @@ def _limit_error(found: Decided) -> Iterator[Diagnostic]:
         + (f"; it holds where {found.holds}" if found.status == "some" else ""),
         labels=labels_at((c.span for c in found.limits), "not for all sizes")[:4],
         notes=(
-            *(f"this does not hold for {at}: {c.text}" for c in found.limits[:3]),
+            *(f"this does not hold for {point_text(found.counterexample)}: {t}" for t in failing),
             *applicable(
                 {f"not shown: {counted(more, 'more condition')} that some sizes break": more > 0}
             ),

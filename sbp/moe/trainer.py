@@ -177,7 +177,7 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
 
 
 def step_flops(cfg: ModelConfig) -> float:
-    """Operations of a training step on one batch: three times those of the forward pass.
+    """Operations of a training step on one batch: three times the operations of the forward pass.
 
     A weight matrix takes two operations for each of its numbers and each token that meets it; of
     experts a token meets `ModelConfig.choices`. Attention takes two products of T * T' * A * D for

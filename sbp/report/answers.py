@@ -198,8 +198,8 @@ def verdict(why: Why, story: AxisStory) -> str:
         tried = " of the types that sbp tried" * (why.untried > 0)
         return f"chosen by cost; next best{tried} {atom}, {gap}"
     return (
-        f"found by sbp's search; pinned as {atom} it is {gap}: the search may miss the cheapest"
-        " type, and boxing policies do not apply to annotations"
+        f"found by sbp's search; pinned as {atom} it is {gap}: either the search missed this"
+        " type, or a boxing policy forbids it without a pin"
     )
 
 

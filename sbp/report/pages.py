@@ -41,13 +41,10 @@ from sbp.report.parts import (
     table_of,
     table_section,
 )
-from sbp.report.wording import (
-    bytes_text,
-    size_text,
-)
+from sbp.report.wording import bytes_text, size_text, trips_text
 from sbp.signatures import ROUNDED_PARTS
 from sbp.source.reader import character_index, line_text, names_at, shorten, users_span
-from sbp.trace.graph import CONTROL_FLOW, WHILE_TRIPS, Node, group_by, trips_are_assumed
+from sbp.trace.graph import CONTROL_FLOW, Node, group_by
 
 # ---- findings -----------------------------------------------------------------------------------
 # Diagnostic -> ShownDiagnostic: adds the source lines with marks.
@@ -166,8 +163,8 @@ def _choice(program: Program) -> str:
 
 def _left_out(program: Program) -> Iterator[str]:
     """What the search for the plan left out, and what it assumes."""
-    if any(map(trips_are_assumed, program.graph.walk())):
-        yield f"sbp does not know the trip count of a while loop, and assumes {WHILE_TRIPS}"
+    if trips := trips_text(program):
+        yield trips
     if (faster := program.faster) is not None:
         yield (
             f"a faster plan takes {seconds_text(faster.seconds)}, sends"
@@ -472,8 +469,8 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
             parts=(flows.program_picture(program, brief=True),),
         )
         yield Section(
-            title="pictures of time and memory; report.timeline() and .memory() show them as text,"
-            " and report.bytes() what is sent",
+            title="pictures of time and memory; report.timeline(), .memory() and .bytes() have the"
+            " numbers",
             parts=tuple(replace(p, instead=()) for p in others),
             opened=False,
         )

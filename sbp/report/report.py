@@ -239,7 +239,7 @@ class Report(Shows):
         row of their own.
 
         Arguments:
-          other: the report of another plan, whose bytes stand beside those of this one.
+          other: the report of another plan. Each cell then has the bytes of both plans.
 
         Raises:
           SbpError: `unknown-option` where one of them has no plan, or `other` is not a report.

@@ -30,16 +30,15 @@ from sbp.report.parts import (
     table,
     table_of,
 )
+from sbp.report.wording import trips_text
 from sbp.trace.collectives import SHARD_MAP, mesh_sizes
 from sbp.trace.graph import (
     CONTROL_FLOW,
     LOOPS,
-    WHILE_TRIPS,
     Graph,
     Node,
     amount,
     group_by,
-    trips_are_assumed,
     trips_of,
 )
 from sbp.types import Split
@@ -287,7 +286,7 @@ def timeline_picture(program: Program) -> Picture:
 
 
 def _caption(program: Program, found: Schedule) -> str:
-    links = sum(i.waited for i in found.intervals if i.axes)
+    links, trips = sum(i.waited for i in found.intervals if i.axes), trips_text(program)
     beside = sum(i.seconds - i.waited for i in found.intervals)
     waiting = f", {links / found.seconds:.0%} of it spent waiting for collectives" if links else ""
     but = f" but {seconds_text(beside)} of exchanges with products" if beside else ""
@@ -303,9 +302,7 @@ def _caption(program: Program, found: Schedule) -> str:
             f"the modelled step over time: {seconds_text(found.seconds)}{waiting}.": True,
             f"sbp assumes no overlap{but}. A compiler may overlap more.": True,
             f"{longest}.": longest,
-            f"sbp does not know the trip count of a while loop, and assumes {WHILE_TRIPS}.": any(
-                trips_are_assumed(n) for n in program.graph.walk()
-            ),
+            f"{trips}.": trips,
             "sbp counts each branch of a conditional as equally likely.": any(
                 n.op in CONTROL_FLOW - LOOPS for n in program.graph.walk()
             ),

@@ -10,9 +10,9 @@ from sbp.explain.origins import ConversionNeed, ConversionReason
 from sbp.explain.subjects import SourcePlace, ValueName
 from sbp.explain.why import Refusal
 from sbp.infer.space import Code, decode
-from sbp.plan.program import place
+from sbp.plan.program import Program, place
 from sbp.source.reader import expression_text, shorten, source_text, users_span
-from sbp.trace.graph import Node
+from sbp.trace.graph import WHILE_TRIPS, Node, trips_are_assumed
 
 SEGMENT_LIMIT = 44
 """Longest piece of source, in characters, that a sentence quotes."""
@@ -100,6 +100,13 @@ def quote(span: Span) -> str:
 def span_text(span: Span) -> str:
     """The expression at a span, shortened, without backticks of its own."""
     return shorten(expression_text(span).replace("`", "'"), SEGMENT_LIMIT)
+
+
+def trips_text(program: Program) -> str:
+    """That the trips of a `while` loop are assumed; empty for a program without one."""
+    if any(map(trips_are_assumed, program.graph.walk())):
+        return f"sbp does not know the trip count of a while loop, and assumes {WHILE_TRIPS}"
+    return ""
 
 
 def node_text(node: Node, beside: Node | None = None) -> str:

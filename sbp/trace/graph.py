@@ -659,8 +659,8 @@ def collecting_less() -> Iterator[None]:
     """Makes the garbage collector run less often inside; also a decorator.
 
     Graphs, rows and costs are millions of small objects without cycles that stay alive, and
-    repeated collections would take a third of the planning time. Whoever raised the threshold
-    restores it, also while other threads are inside.
+    repeated collections would take a third of the planning time. The call that raised the threshold
+    restores it, even if another thread plans at that time.
 
     >>> with collecting_less():
     ...     gc.get_threshold()[0] >= YOUNG

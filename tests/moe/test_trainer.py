@@ -161,8 +161,8 @@ def test_an_undamaged_checkpoint_is_read_in_silence(folder):
 
 @pytest.mark.laws
 def test_a_flipped_bit_is_never_read(folder, tmp_path):
-    """Bits at random places of the newest checkpoint, arrays in half of them: the state is the one
-    that was saved, or the one before it, and that is said."""
+    """A bit at a random place of the newest checkpoint, or a bit in each 256 bytes of its arrays:
+    the state is the one that was saved, or the one before it, and that is said."""
     rng, fell_back = random.Random(0), 0
     found = sorted((folder / "checkpoints" / "4").rglob("*"))
     files = [p.relative_to(folder) for p in found if p.is_file() and p.stat().st_size]
@@ -172,8 +172,9 @@ def test_a_flipped_bit_is_never_read(folder, tmp_path):
         copy = shutil.copytree(folder, tmp_path / f"{trial}")
         path = copy / (largest if trial % 2 else rng.choice(files))
         content = bytearray(path.read_bytes())
-        place = rng.randrange(8 * len(content))
-        content[place // 8] ^= 1 << place % 8
+        places = range(rng.randrange(64), len(content), 256)
+        for place in places if trial % 2 else [rng.randrange(len(content))]:
+            content[place] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
         state, data, said = restored(copy, RUN)
         step = int(state.step)
@@ -186,7 +187,7 @@ def test_a_flipped_bit_is_never_read(folder, tmp_path):
                 said[0],
             )
             assert (copy / "damaged-4").is_dir()
-    assert fell_back  # a bit may lie where no array is; names of files are drawn at random
+    assert fell_back >= trials // 2
 
 
 def test_training_goes_on_after_a_damaged_checkpoint(folder, capfd):

@@ -1,4 +1,4 @@
-"""Counters of threefry in arrays of more than 2**32 elements, of which only shards are made."""
+"""The counters of threefry draws with more than 2**32 elements. Each test makes one shard."""
 
 import jax
 import numpy as np

@@ -113,7 +113,7 @@ def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 @rule("random_bits", traits=Traits(generates="counter"), local=_random_bits_local)
 def _random_bits(op: Op) -> Sequence[Row]:
     """Dims of the draw split for threefry keys with partitionable counters. Dims of the batch of
-    keys split for most kinds of keys, but not for those that use `rng_bit_generator`."""
+    keys split for all keys but `rbg` and `unsafe_rbg`."""
     key = op.ins[0]
     rows = batch_rows(op) if _each_key_alone(op) else []
     if str(key.dtype) == "key<fry>" and _counts(op):
